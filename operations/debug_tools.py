@@ -74,9 +74,7 @@ def packages(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     manager = next((name for name in facts.MANAGERS if name == tools.manager), "")
     missing = [name for name in policy.packages if name in tools.missing]
     troubles = tuple(facts.unusable(tools, policy))
-    closed = dict.fromkeys(
-        trouble.program.path for trouble in troubles if trouble.program.repair == "chmod"
-    )
+    closed = dict.fromkeys(program.path for _, program in troubles if program.repair == "chmod")
     yield from (actions.RunCommand(("chmod", "a+rx", path)) for path in closed)
     if not manager:
         return
@@ -86,10 +84,14 @@ def packages(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
             ("nr_packages", manager, str(wait_s), *missing),
             f"install {' '.join(missing)} with {manager}",
         )
-    reinstalled = [trouble for trouble in troubles if trouble.program.repair == "reinstall"]
+    reinstalled = [
+        (package, _program(package, program.path))
+        for package, program in troubles
+        if program.repair == "reinstall"
+    ]
     if reinstalled:
-        names = " ".join(dict.fromkeys(trouble.package for trouble in reinstalled))
-        pairs = [word for trouble in reinstalled for word in (trouble.package, _program(trouble))]
+        names = " ".join(dict.fromkeys(package for package, _ in reinstalled))
+        pairs = [word for pair in reinstalled for word in pair]
         yield actions.Script(
             "packages",
             ("nr_again", manager, str(wait_s), *pairs),
@@ -97,11 +99,11 @@ def packages(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
         )
 
 
-def _program(trouble: facts.UnusablePackage) -> str:
+def _program(package: str, path: str) -> str:
     """The program's path where it is one that the policy names; "-": another of its package."""
-    folder, _, name = trouble.program.path.rpartition("/")
-    packages_ = (trouble.package, *COMPANIONS.get(trouble.package, ()))
-    return trouble.program.path if folder in FOLDERS and name in packages_ else "-"
+    folder, _, name = path.rpartition("/")
+    packages_ = (package, *COMPANIONS.get(package, ()))
+    return path if folder in FOLDERS and name in packages_ else "-"
 
 
 @step()

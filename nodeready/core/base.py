@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nodeready.core.policy import Policy
 
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -43,31 +44,22 @@ class Section:
     """One section of the snapshot: a shell text that only reads, with its limits."""
 
     name: str
-    # policy -> the POSIX sh text, which may call nr_value and other helpers of
-    # nodeready/sh/probe.sh
-    script: Callable[[Policy], str]
-    # seconds after which the section is ended; reading /etc takes milliseconds, but a home
-    # directory or a mount can hang
-    timeout_s: int = 5
+    script: Callable[[Policy], str]  # POSIX sh, which may call helpers of nodeready/sh/probe.sh
+    timeout_s: int = 5  # seconds after which it is ended: a home directory or a mount can hang
     cap_bytes: int = 262144  # output beyond this is cut off on the node
     # the section starts a program that may be slow or hang for good (a vendor's tool, a mount): it
     # runs in parallel, and a program that cannot be ended is left behind
     parallel: bool = False
-    # a parallel section that is mostly fast: it is first tried in the shared shell, after the
-    # sections that are not parallel
-    quick: bool = False
+    quick: bool = False  # parallel, but mostly fast: first tried at the end of the shared shell
     # policy -> the shell text that calls nr_seek for the lines that the section reads from nr_hits
     seeks: Callable[[Policy], str] | None = None
-    # the section runs first in the shared shell: later sections use its results
-    first: bool = False
+    first: bool = False  # it runs first in the shared shell: later sections use its results
     # the shell command that decides whether a parallel section runs (``command -v nvidia-smi
     # >/dev/null``); where it fails, the section is empty
     when: str = ":"
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
-#: Maximum characters of a path; more than the kernel's PATH_MAX.
-_PATH = 8192
 
 #: The ASCII characters beside a newline that end a line for str.splitlines.
 _OTHER_ENDS = ("\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e")
@@ -106,24 +98,15 @@ class Output:
         start, text = f"{name}=", self.require()
         if not text.isascii() or any(ending in text for ending in _OTHER_ENDS):
             return [line[len(start) :] for line in text.splitlines() if line.startswith(start)]
-        # Most lines have another name: search instead of splitting.
-        values, position = [], 0 if text.startswith(start) else text.find(f"\n{start}") + 1
-        while position or text.startswith(start, position):
-            begin = position + len(start)
-            end = text.find("\n", begin)
-            values.append(text[begin : end if end >= 0 else len(text)])
-            position = text.find(f"\n{start}", end) + 1 if end >= 0 else 0
-            if not position:
-                break
-        return values
+        # Most lines have another name: this is faster than a list of all lines.
+        return [part.partition("\n")[0] for part in f"\n{text}".split(f"\n{start}")[1:]]
 
     def files(self) -> dict[str, bytes]:
         """The files that nr_exact printed, path -> the bytes as they are on the node."""
         contents = dict[str, bytes]()
-        for path, printed, _ in self._blocks():
+        for path, printed, _ in self._parts():
             if path.startswith("/"):
-                size = re.match(r"size=(\d{1,9})\n", printed)
-                if size:
+                if size := re.match(r"size=(\d{1,9})\n", printed):
                     contents[path] = _file_of_size(path, int(size[1]), printed[size.end() :])
                 else:
                     contents[path] = decode_base64(printed)
@@ -131,27 +114,17 @@ class Output:
 
     def lines(self) -> Iterator[Line]:
         """The lines that nr_lines printed, without those of the files of nr_exact."""
-        text, position = f"\n{self.require()}\n", 0
-        for _, _, (begin, end) in self._blocks():
-            yield from file_lines(text[position:begin])
-            position = end
-        yield from file_lines(text[position:])
+        for _, _, after in self._parts():
+            yield from file_lines(after)
 
-    def _blocks(self) -> Iterator[tuple[str, str, tuple[int, int]]]:
-        """Path, printed text and span of each file of nr_exact.
-
-        The span is an index into the text with a newline before and after it.
-        """
-        begin, end = f"\n@{self.nonce} file ", f"\n@{self.nonce} eof\n"
-        text, position = f"\n{self.require()}\n", 0
-        while (first := text.find(begin, position)) >= 0:
-            path, _, _ = text[first + len(begin) : first + len(begin) + _PATH].partition("\n")
-            start = first + len(begin) + len(path)
-            until = text.find(end, start)
-            if until < 0:
-                break
-            position = until + len(end) - 1
-            yield path, text[start + 1 : max(until, start + 1)], (first, position)
+    def _parts(self) -> Iterator[tuple[str, str, str]]:
+        """Path and printed text of each file of nr_exact, and the text after it; first no file."""
+        first, *blocks = f"\n{self.require()}".split(f"\n@{self.nonce} file ")
+        yield "", "", first
+        for block in blocks:
+            file, _, after = block.partition(f"\n@{self.nonce} eof")
+            path, _, printed = file.partition("\n")
+            yield path, printed, after
 
 
 def _file_of_size(path: str, size: int, text: str) -> bytes:
@@ -231,17 +204,13 @@ def file_lines(text: str) -> Iterator[Line]:
         if colon and number in _NUMBERS and path[-5:-4] != "/":
             yield Line(path, _NUMBERS[number], line)
             continue
-        match = _FILE_LINE.match(raw)
-        if match:
+        if match := _FILE_LINE.match(raw):
             yield Line(match[1], int(match[2]), match[3])
 
 
 def by_path(lines: Iterable[Line]) -> dict[str, list[Line]]:
     """Path -> the lines of that file, in order; the files in the order of their first lines."""
-    lines_by_path: dict[str, list[Line]] = {}
-    for line in lines:
-        lines_by_path.setdefault(line.path, []).append(line)
-    return lines_by_path
+    return grouped((line.path, line) for line in lines)
 
 
 @dataclass(frozen=True)
@@ -261,17 +230,33 @@ def number(text: str, noun: str) -> int:
         raise ProbeError(f"{noun} is no number", text) from None
 
 
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Key -> its values; both in the order in which they come.
+
+    >>> grouped([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    groups: dict[K, list[T]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def cached_last(make: Callable[..., T]) -> Callable[..., T]:
-    """Cache the function's last result: the checks of a node, or the nodes of a run, pass the same
-    arguments. They are compared by identity: hashing a large fleet's takes milliseconds per node.
+    """Cache the last results: the checks of a node, or the nodes of a run, pass the same, or
+    those of a handful of groups. They are compared by identity: hashing a large fleet's takes
+    milliseconds per node.
     """
     last: list[tuple[tuple[Any, ...], T]] = []
 
     @wraps(make)
     def cached(*arguments: Any) -> T:
-        if not last or not all(map(is_, last[0][0], arguments)):
-            last[:] = [(arguments, make(*arguments))]
-        return last[0][1]
+        for known_arguments, result in last:
+            if all(map(is_, known_arguments, arguments)):
+                return result
+        last[7:], result = [], make(*arguments)
+        last.insert(0, (arguments, result))
+        return result
 
     return cached
 

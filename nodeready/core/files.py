@@ -204,8 +204,7 @@ def open_directory(path: Path) -> int:
 def own_directory(path: Path, name: str) -> None:
     """Make this directory, private to us, in an existing one; check that it can take this file.
 
-    Raises NotFollowed, and OSError with the path as its file name, also when the file could not be
-    written.
+    Raises NotFollowed, and OSError with the path as its file name, also where no file can be.
     """
     if not os.path.lexists(path):
         with _named(path), _walk(path.parent) as end:
@@ -304,19 +303,15 @@ def write_atomically(
                 if status and keep_mode and _is_trusted(status) and status.st_nlink == 1:
                     mode = status.st_mode & 0o777
                 elif keep_mode:
-                    mode &= ~_umask()
+                    # The umask can only be read by setting it (umask(2)).
+                    umask = os.umask(0o077)
+                    os.umask(umask)
+                    mode &= ~umask
                 _replace(end, parts, mode)
             else:
                 # The opened pipe or device, even if its name was given to another file.
                 flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
                 _pour(os.open(f"/proc/self/fd/{end.number}", flags), parts)
-
-
-def _umask() -> int:
-    """The process's, which can only be read by setting it (umask(2))."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 @contextlib.contextmanager

@@ -123,7 +123,6 @@ class Outcome(Generic[ValueT]):
 
 
 def gaps_of(outcomes: Iterable[Outcome[ValueT]]) -> NodeGaps:
-    """The gaps of these outcomes."""
     return tuple(NodeGap(outcome.node, *outcome.gap) for outcome in outcomes if outcome.gap)
 
 

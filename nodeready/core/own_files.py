@@ -69,8 +69,7 @@ class OwnFiles:
     """nodeready's own files on a node."""
 
     files: Mapping[str, bytes]  # path -> its content
-    # a file's or a directory's path -> why a deploy would not write there
-    refused: Mapping[str, Refusal]
+    refused: Mapping[str, Refusal]  # path, also a directory's -> why no deploy would write there
 
 
 def _own_files_script(patterns: tuple[str, ...]) -> str:

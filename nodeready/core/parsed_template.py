@@ -63,16 +63,26 @@ class TemplateCache(Generic[T]):
         self._lengths = lengths
         self._known: dict[tuple[object, ...], list[ParsedTemplate[T]]] = {}
 
-    def of(self, lines: list[str], *context: object) -> tuple[ParsedTemplate[T], ...]:
-        """The templates with as many lines; the last used comes first."""
-        return tuple(self._known.get((len(lines), lines[0], context), ()))
+    def adapted(
+        self,
+        adapt: Callable[[T, Mapping[str, str]], T | None],
+        lines: list[str],
+        *context: object,
+    ) -> T | None:
+        """The result of parsing these lines, made of that of similar lines; None: there is none.
 
-    def mark_used(self, template: ParsedTemplate[T]) -> None:
-        """Move a template to the front, so that texts of odd nodes do not evict it."""
-        templates = self._known[len(template.lines), template.lines[0], template.context]
-        if templates[0] is not template:
-            templates.remove(template)
-            templates.insert(0, template)
+        adapt: (the other result, the differing values) -> the result, or None
+        """
+        templates = self._known.get((len(lines), lines[0], context), [])
+        for template in templates:
+            differing = template.differing(lines)
+            read = None if differing is None else adapt(template.read, differing)
+            if read is not None:
+                # The last used comes first, so that texts of odd nodes do not evict it.
+                templates.remove(template)
+                templates.insert(0, template)
+                return read
+        return None
 
     def keep(self, template: ParsedTemplate[T]) -> None:
         if sum(map(len, template.lines)) > self._LONGEST:

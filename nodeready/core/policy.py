@@ -16,18 +16,7 @@ from functools import cache
 from typing import Any, cast
 
 from nodeready.core import settings as kinds
-from nodeready.core.settings import (
-    MOST_CHARACTERS,
-    WAIVERS,
-    Invalid,
-    Names,
-    SettingKind,
-    Table,
-    Waiver,
-    setting,
-    suggestion,
-    value_text,
-)
+from nodeready.core.settings import Invalid, Names, SettingKind, setting, suggestion, value_text
 
 # --- A check of a site's own, as a file of `checks.d` or the setting `site_checks` declares it.
 
@@ -62,8 +51,7 @@ class SiteCheck:
     json: str  # the way to a value in the JSON that was read (``a.b[0].c``); "": the text itself
     comparator: str  # one of COMPARATORS
     expected: Any  # the value that it compares with: a text, (low, high), or an exit status
-    # the status of a result that is not as it should be: ``fail`` or ``warn``
-    severity: str = "fail"
+    severity: str = "fail"  # of a result that is not as it should be: ``fail`` or ``warn``
     reason: str = ""  # why this must hold
     fix: str = ""  # what repairs it
     timeout_s: int = 5  # seconds for the command
@@ -137,8 +125,8 @@ def _text(table: Mapping[str, Any], key: str) -> str:
     value = table.get(key, "")
     if not isinstance(value, str):
         raise Invalid(f"{key} = {value_text(value)}: must be a string")
-    if len(value) > MOST_CHARACTERS:
-        raise Invalid(f"{key}: must have at most {MOST_CHARACTERS} characters")
+    if len(value) > kinds.MOST_CHARACTERS:
+        raise Invalid(f"{key}: must have at most {kinds.MOST_CHARACTERS} characters")
     value = value.replace("\r\n", "\n")
     if _NO_TEXT.search(value):
         raise Invalid(f"{key} = {value_text(value)}: must not contain control characters")
@@ -236,9 +224,7 @@ def _checks(value: Any) -> tuple[SiteCheck, ...]:
 
 
 SITE_CHECKS = SettingKind(
-    _checks,
-    "tables as in a file of `checks.d`",
-    lambda checks: [check.table() for check in checks],
+    _checks, "tables as in a file of `checks.d`", lambda checks: [*map(SiteCheck.table, checks)]
 )
 
 
@@ -373,10 +359,10 @@ class Policy:
     xid_ignore: tuple[int, ...] = setting((), kinds.whole_numbers(0, 1023))
     # Network interfaces that every node has, with their required values: {'eth0': {'speed_mbps':
     # 100000, 'mtu': 9000, 'driver': 'mlx5_core'}}.
-    nics: Table = setting((), kinds.table(speed_mbps=int, mtu=int, driver=str, firmware=str))
+    nics: kinds.Table = setting((), kinds.table(speed_mbps=int, mtu=int, driver=str, firmware=str))
     # RDMA ports that every node has, as DEVICE/PORT, with their required values: {'mlx5_0/1':
     # {'rate_gbps': 400, 'link_layer': 'InfiniBand', 'firmware': '28.39.1002'}}.
-    rdma_ports: Table = setting((), kinds.table(rate_gbps=int, link_layer=str, firmware=str))
+    rdma_ports: kinds.Table = setting((), kinds.table(rate_gbps=int, link_layer=str, firmware=str))
     # The kernel's release, as uname -r; '': any.
     kernel_release: str = setting("", kinds.LINE)
     # Distribution and version, ID and VERSION_ID of os-release(5): 'ubuntu 22.04'.
@@ -428,7 +414,7 @@ class Policy:
     # Known and accepted findings, check id -> reason: they are listed as waived and do not fail:
     # {'nics.mtu': {'reason': 'ticket 4711', 'owner': 'ana', 'until': '2027-01-31', 'nodes':
     # 'gpu[001-004]'}}. After the last day, UTC, the finding counts again.
-    waivers: tuple[Waiver, ...] = setting((), WAIVERS)
+    waivers: tuple[kinds.Waiver, ...] = setting((), kinds.WAIVERS)
 
     def at(self, moment: str) -> Policy:
         """The policy with the site's checks of one of `site_checks.MOMENTS` alone."""
@@ -493,8 +479,7 @@ def _misspelt(key: str) -> str:
     """The probable meaning of an unknown ``key``; "" for a key of other software."""
     import difflib
 
-    close = difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.85)
-    if close:
+    if close := difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.85):
         return f"did you mean {close[0]}?"
     if key.startswith(_PREFIXES):
         related = [name for name in _FIELDS if name.split("_")[0] == key.split("_", maxsplit=1)[0]]
@@ -526,18 +511,18 @@ def check_settings(
                 rule = str(error)
                 rule = rule if len(rule) <= _MAX_REASON else f"{rule[: _MAX_REASON - 3]}..."
                 problems.append(f"{source}: {key} = {value_text(value)}: {rule}")
-        elif isinstance(key, str) and not key.startswith("_") and key not in foreign:
-            hint = _misspelt(key)
-            if hint:
-                problems.append(f"{source}: unknown setting {key_text(key)}: {hint}")
+        elif not isinstance(key, str) or key.startswith("_") or key in foreign:
+            continue
+        elif hint := _misspelt(key):
+            problems.append(f"{source}: unknown setting {key_text(key)}: {hint}")
     if problems:
         raise PolicyError(problems)
     return settings
 
 
-def make_policy(data: Mapping[str, Any], source: str = "policy") -> Policy:
+def make_policy(data: Mapping[str, Any]) -> Policy:
     """The Policy that ``data`` declares; missing settings have their default."""
-    return Policy(**check_settings(data, source))
+    return Policy(**check_settings(data, "policy"))
 
 
 def as_data(policy: Policy) -> dict[str, Any]:

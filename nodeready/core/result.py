@@ -9,7 +9,8 @@ from functools import lru_cache, partialmethod
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from nodeready.core.base import Probe
+from nodeready.core.base import Probe, grouped
+from nodeready.core.parsed_template import fast_replace
 from nodeready.core.policy import Policy
 from nodeready.core.settings import ENDING_DAYS, Waiver, closest_word
 from nodeready.core.severity import (
@@ -34,20 +35,16 @@ class Counters:
     """
 
     seconds: float  # from the earlier snapshot to the present one
-    # counter -> its value then; the names are the subject's own ("mlx5_0/1.link_downed")
-    values: Mapping[str, int]
+    values: Mapping[str, int]  # the subject's counters ("mlx5_0/1.link_downed") -> their values
 
 
 @dataclass(frozen=True)
 class FleetFacts:
     """Facts about one node from other nodes and from earlier runs."""
 
-    # addresses that exactly one node of the run has; None: fewer than two were probed
-    addresses: tuple[str, ...] | None = None
-    # the expected lines of the node's block of host keys; None: not gathered
-    known_hosts: tuple[str, ...] | None = None
-    # the key with which the node's sshd answered this run, ``type base64``; "": unknown
-    host_key: str = ""
+    addresses: tuple[str, ...] | None = None  # of one node alone; None: fewer than two are probed
+    known_hosts: tuple[str, ...] | None = None  # lines expected in its block; None: not gathered
+    host_key: str = ""  # the key of the node's sshd in this run, ``type base64``; "": unknown
     # (path, sha256) of every file of the node's gate; None: unknown, as on the node
     gate_files: tuple[tuple[str, str], ...] | None = None
     # subject -> its counters in an earlier snapshot
@@ -80,10 +77,8 @@ class FactKinds:
     hardware: str = ""  # what a machine consists of
     versions: str = ""  # of software and firmware
     counted: str = ""  # long lists; their number of elements and a digest are compared
-    # hardware or settings that differ on healthy peers: serial numbers, addresses
-    unique: str = ""
-    # path of a list -> the keys that identify an element, with spaces between; path of a mapping
-    # of names -> ""
+    unique: str = ""  # hardware or settings that differ on sound peers: serial numbers, addresses
+    # path of a list -> the keys that identify an element; path of a mapping of names -> ""
     elements: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def kind(self, path: str) -> str:
@@ -146,14 +141,9 @@ class Result:
     check: Annotated[str, {"pattern": r"^[a-z0-9_]+\.[a-z0-9_]+$"}]
     status: Annotated[str, {"enum": STATUSES}]  # one of STATUSES
     expected: str = ""  # what the policy asks for, in words or as a value
-    # what was observed; live and next-boot value where the two can differ; for ``na`` and
-    # ``unknown`` the reason
-    actual: str = ""
-    # where the actual value comes from (``/etc/sysctl.d/10-ptrace.conf:3``), or ""
-    source: str = ""
-    # the repair: an operation of nodeready, a command, a person's work; or ""; for ``waived`` the
-    # reason
-    fix: str = ""
+    actual: str = ""  # observed, live and at the next boot; for ``na`` and ``unknown`` the reason
+    source: str = ""  # where the actual value comes from (``/etc/sysctl.d/10-x.conf:3``), or ""
+    fix: str = ""  # the repair: by an operation, a command or a person; ``waived``: the reason
     # ``nodeready`` where ``nodeready deploy`` repairs it, else ``admin``; "" when ok
     owner: Annotated[str, {"enum": (NODEREADY, ADMIN, "")}] = ""
     # of a result that is neither ok nor na: what it costs a job; else ""
@@ -238,9 +228,7 @@ def join_names(names: Iterable[str]) -> str:
 
 def by_value(values: Mapping[str, object], unit: str = "") -> str:
     """``200 Gb/s on mlx5_3/1; 400 Gb/s on mlx5_0/1, mlx5_1/1``: names with one value together."""
-    names: dict[object, list[str]] = {}
-    for name, value in values.items():
-        names.setdefault(value, []).append(name)
+    names = grouped((value, name) for name, value in values.items())
     return join_first(f"{value}{unit} on {join_names(group)}" for value, group in names.items())
 
 
@@ -278,8 +266,7 @@ class Page:
     id: str  # ``SUBJECT.NOUN``; an id never changes its meaning
     cost: Cost  # what a failure costs a job, and the actions that repair it
     meaning: str  # what the check judges, why, and where the rule comes from
-    # the fields of Policy that decide what the check wants, in the order of Policy
-    settings: tuple[str, ...]
+    settings: tuple[str, ...]  # the fields of Policy that decide it, in the order of Policy
     fixed_by: str  # the operation that makes the check pass, ``SUBJECT.NOUN``; "": none does
     remedies: tuple[Remedy, ...]  # what else repairs a finding, one for each way to fail
 
@@ -290,8 +277,7 @@ class Page:
     @property
     def brief(self) -> str:
         """The first sentence of the meaning, on one line."""
-        first = " ".join(self.meaning.split("\n\n", 1)[0].split())
-        return first.split(". ", 1)[0].rstrip(".")
+        return " ".join(self.meaning.split("\n\n", 1)[0].split()).split(". ", 1)[0].rstrip(".")
 
     def rated(self, result: Result) -> Result:
         """The result with its severity and actions, if it is neither ok nor na."""
@@ -311,16 +297,12 @@ class Check(Page):
     """A check: its page, and the pure function that judges."""
 
     judge: Judge
-    # the fields of FleetFacts that it needs: its function has the fleet as third argument
-    fleet: tuple[str, ...] = ()
-    # the proof that must run before: one of `proof.facts.SESSION`, MESH, COLLECTIVE or HISTORY;
-    # "": the snapshot is enough
-    proof: str = ""
+    fleet: tuple[str, ...] = ()  # fields of FleetFacts that it needs, as its third argument
+    proof: str = ""  # the proof that must run before: SESSION, MESH, COLLECTIVE, HISTORY; "": none
     # the files that the repair writes: where a deploy may not write them, a person must act first;
     # None: all files of the subject
     writes: Writes | None = None
-    # made only where ``--only`` has its whole id: neither by default, nor with its subject
-    opt_in: bool = False
+    opt_in: bool = False  # made only where ``--only`` has its whole id, not with its subject
     expects: str = ""  # the expectation of its results, where it is always the same
 
     @property
@@ -329,8 +311,7 @@ class Check(Page):
         return self.remedies[0].action if len(self.remedies) == 1 else ""
 
     def expecting(self, expected: str) -> Check:
-        """The check, with this expectation of its results."""
-        return replace(self, expects=expected)
+        return fast_replace(self, expects=expected)
 
     def ok(self, actual: str = "", source: str = "", *, expected: str | None = None) -> Result:
         """The value is as the policy wants it; ``actual`` defaults to the expectation."""
@@ -381,10 +362,10 @@ class Check(Page):
         fix = fix or f"nodeready deploy INVENTORY --only {self.subject}"
         return Result(self.id, status, expected, actual, source, fix, NODEREADY)
 
-    def held(self, actual: str, source: str, remedy: str, *, expected: str) -> Result:
+    def held(self, actual: str, source: str, remedy: str) -> Result:
         """A failure that a deploy repairs after a person has applied ``remedy``."""
         fix = f"{remedy}, then nodeready deploy INVENTORY --only {self.subject}"
-        return self.fail(actual, source, fix, expected=expected)
+        return self.fail(actual, source, fix)
 
     def __call__(self, observed: Any, policy: Policy, fleet: FleetFacts = ALONE) -> Result:
         arguments = (observed, policy, fleet) if self.fleet else (observed, policy)
@@ -448,35 +429,28 @@ _LOOK = "run the audit with --only {} on that node, and repair what the reason n
 
 @dataclass(frozen=True)
 class Subject:
-    """One subject: everything that the commands, the reports and the docs need to know about
-    it.
-    """
+    """One subject: everything that the commands, the reports and the docs need to know."""
 
     name: str
     doc: str  # the docstring of its checks' module; the first line says what is judged
     checks: tuple[Check, ...]  # in the order of the reports
-    # how the subject is observed; None: by acting, before a job (nodeready/agent/proofs)
-    probe: Probe | None = None
+    probe: Probe | None = None  # None: observed by acting, before a job (nodeready/agent/proofs)
     # (observation, fleet) -> what the nodes of a group should have in common, fact -> number or
     # text. A fact's name is relative to the subject (``driver``, ``eth0.mtu``); a value that could
     # not be observed is left out
     compared: Callable[[Any, FleetFacts], Mapping[str, Any]] = no_facts
-    # (observation, fleet) -> further facts of the documents, which need the fleet; one with the
-    # name of a field replaces it
+    # (observation, fleet) -> further facts of the documents; one may replace a field
     derived: Callable[[Any, FleetFacts], Mapping[str, Any]] = no_facts
     # observation -> the settings that this node would pass, as group_data holds them
     learned: Callable[[Any], Mapping[str, Any]] = _nothing_learned
     # (observation, fleet) -> totals, which are compared with those of an earlier snapshot of the
     # same boot (`FleetFacts.counters`); None: the subject has no counters
     counters: Callable[[Any, FleetFacts], dict[str, int]] | None = None
-    # shell patterns of the files on a node that nodeready alone writes for the subject, each with
-    # the project's name in it
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # patterns of files that nodeready alone writes, named after it
     judged_on_node: bool = True  # whether a node that audits itself judges the subject
     # policy -> further checks, which the policy itself declares
     policy_checks: Callable[[Policy], tuple[Check, ...]] = _no_checks
-    # which facts are compared with those of an earlier look or of a peer, and how
-    kinds: FactKinds = FactKinds()
+    kinds: FactKinds = FactKinds()  # how facts are compared with an earlier look or a peer
 
     @property
     def about(self) -> str:
@@ -585,7 +559,6 @@ def _waiver_problem(check: str, check_ids: list[str]) -> str:
     same = [check_id for check_id in check_ids if check_id.startswith(f"{subject}.")]
     if same and name == "observed":
         return "what could not be observed cannot be waived"
-    close = closest_word(check, check_ids)
-    if close:
+    if close := closest_word(check, check_ids):
         return f"no such check; did you mean {close}?"
     return f"no such check; there are {', '.join(same)}" if same else "no such check"

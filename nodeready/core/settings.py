@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodeready.core.base import grouped
+
 Names = tuple[str, ...]
 #: A mapping of names to settings, as plain tuples so that a Policy can be compared and hashed;
 #: `rows` turns it back into dicts.
@@ -42,7 +44,6 @@ class SettingKind:
 
 
 def setting(default: Any, kind: SettingKind) -> Any:
-    """A field of Policy with its default and its kind."""
     return field(default=default, metadata={"kind": kind})
 
 
@@ -79,22 +80,12 @@ def _text(value: Any) -> str:
     return value
 
 
-def _items(value: Any, pattern: str, noun: str) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, (tuple, list)):
-        raise Invalid(f"must be a list of {noun}s: ({value_text(value)},)?")
-    for item in value:
-        if not re.fullmatch(pattern, _text(item)):
-            raise Invalid(f"{item!r} is no {noun}")
-    return tuple(value)
-
-
 def whole_number(low: int, high: int) -> SettingKind:
     """A whole number, ``low`` and ``high`` included."""
     return SettingKind(lambda value: _check_whole_number(value, low, high), f"{low} to {high}")
 
 
 def or_none(kind: SettingKind) -> SettingKind:
-    """A value of this kind, or None."""
     takes = f"{kind.takes}, or `None`"
     return SettingKind(lambda value: None if value is None else kind.check(value), takes)
 
@@ -111,8 +102,6 @@ def whole_numbers(low: int, high: int) -> SettingKind:
 
 
 def one_of(*choices: str) -> SettingKind:
-    """One of a few words."""
-
     def check(value: Any) -> str:
         if value not in choices:
             raise Invalid("must be one of " + ", ".join(choices))
@@ -123,7 +112,16 @@ def one_of(*choices: str) -> SettingKind:
 
 def matching(pattern: str, noun: str) -> SettingKind:
     """Strings that match ``pattern``; ``noun`` is the word for a single string."""
-    return SettingKind(lambda value: _items(value, pattern, noun), f"{noun}s")
+
+    def check(value: Any) -> tuple[str, ...]:
+        if isinstance(value, str) or not isinstance(value, (tuple, list)):
+            raise Invalid(f"must be a list of {noun}s: ({value_text(value)},)?")
+        for item in value:
+            if not re.fullmatch(pattern, _text(item)):
+                raise Invalid(f"{item!r} is no {noun}")
+        return tuple(value)
+
+    return SettingKind(check, f"{noun}s")
 
 
 def table(**columns: type) -> SettingKind:
@@ -322,8 +320,7 @@ def port_range(words: str) -> tuple[int, int]:
 def closest_word(word: str, known_words: Iterable[str], cutoff: float = 0.6) -> str:
     """The known word that begins with ``word``, else the most similar one; "" for none."""
     names = list(known_words)
-    completions = [name for name in names if len(word) > 1 and name.startswith(word)]
-    if completions:
+    if completions := [name for name in names if len(word) > 1 and name.startswith(word)]:
         return completions[0]
     # Imported late: few runs have an unknown word, and the program on a node starts often.
     import difflib
@@ -407,24 +404,18 @@ def _waiver(check: str, declared: Any) -> Waiver:
         # Imported late, as above.
         from datetime import date
 
-        until = values["until"]
+        is_date = re.fullmatch(r"\d{4}-\d\d-\d\d", values["until"], re.ASCII)
         try:
-            is_day = re.fullmatch(r"\d{4}-\d\d-\d\d", until, re.ASCII) and date.fromisoformat(
-                until
-            )
+            date.fromisoformat(values["until"] if is_date else "")
         except ValueError:
-            is_day = None
-        if not is_day:
-            raise Invalid(f"{check!r}: until must be a day, YYYY-MM-DD")
+            raise Invalid(f"{check!r}: until must be a day, YYYY-MM-DD") from None
     if "nodes" in values and not values["nodes"].strip():
         raise Invalid(f"{check!r}: nodes names no node")
     return Waiver(check, **values)
 
 
 def _plain(waivers: tuple[Waiver, ...]) -> dict[str, Any]:
-    settings: dict[str, list[Any]] = {}
-    for waiver in waivers:
-        settings.setdefault(waiver.check, []).append(waiver.setting())
+    settings = grouped((waiver.check, waiver.setting()) for waiver in waivers)
     return {check: rows if len(rows) > 1 else rows[0] for check, rows in settings.items()}
 
 

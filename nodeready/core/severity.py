@@ -65,8 +65,7 @@ class Cost(NamedTuple):
     """What a failure costs, and what repairs it."""
 
     severity: str  # one of SEVERITIES
-    # some of ACTIONS, in their order: each is for a finding that the one before left
-    actions: tuple[str, ...]
+    actions: tuple[str, ...]  # some of ACTIONS, in their order: each for what the one before left
     source: str = ""  # who names these actions; "" for software, where the check itself knows
 
     def since(self, action: str) -> tuple[str, ...]:

@@ -61,8 +61,7 @@ def find_program(name: str) -> str | None:
 def library(name: str) -> str:
     """The text of ``nodeready/sh/NAME.sh``, without comments and indentation."""
     path = os.path.join(os.path.dirname(os.path.dirname(__file__)), "sh", f"{name}.sh")
-    # The loader also reads from a zip file, and importlib.resources takes longer to import than a
-    # node takes to answer.
+    # Reads from a zip file, too; to import importlib.resources takes longer than a node's answer.
     loader: Any = globals()["__loader__"]
     return minify(loader.get_data(path).decode("utf-8"))
 
@@ -122,11 +121,8 @@ OLDEST = (3, 9)
 #: Package manager -> the package of a newer Python beside the distribution's own: in RHEL 8 (3.6),
 #: in Ubuntu 20.04 (3.8), in SLES 15 (3.6).
 PACKAGES = {
-    "apt-get": "python3.9",
-    "zypper": "python311",
-    "dnf": "python3.11",
-    "yum": "python3.11",
-}
+    "apt-get": "python3.9", "zypper": "python311", "dnf": "python3.11", "yum": "python3.11",
+}  # fmt: skip
 
 #: Version -> the magic number of its compiled code, which a release never changes
 #: (Lib/importlib/_bootstrap_external.py of CPython).

@@ -23,27 +23,16 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
-from nodeready.core.base import (
-    Line,
-    Output,
-    Section,
-    by_path,
-    file_lines,
-    files_by_name,
-    kernel_arguments,
-)
+from nodeready.core import base
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
 from nodeready.core.result import Check, Result
 
 #: Highest priority first (sysctl.d(5); procps adds /usr/local/lib).
 DIRECTORIES = (
-    "/etc/sysctl.d",
-    "/run/sysctl.d",
-    "/usr/local/lib/sysctl.d",
-    "/usr/lib/sysctl.d",
+    "/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d",
     "/lib/sysctl.d",
-)
+)  # fmt: skip
 SYSCTL_CONF = "/etc/sysctl.conf"
 UFW = "/etc/ufw/sysctl.conf"
 _UFW_CONF = "/etc/ufw/ufw.conf"
@@ -110,7 +99,7 @@ def _script(policy: Policy) -> str:
     """
 
 
-SECTION = Section("sysctl", _script)
+SECTION = base.Section("sysctl", _script)
 
 
 @dataclass(frozen=True)
@@ -118,7 +107,6 @@ class Setting:
     """An assignment."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
-
     value: str  # as written
     source: str  # its line, ``/path:number``
 
@@ -132,15 +120,12 @@ class Setting:
 class BootSetting:
     """What sets one key at the next boot."""
 
-    # the line of a file, or the kernel's command line, that sets it; None: nothing does
-    winner: Setting | None
-    # the line of /etc/sysctl.conf that `sysctl --system` would take instead, or None
-    conflict: Setting | None = None
+    winner: Setting | None  # the line of a file or the kernel's that sets it; None: none does
+    conflict: Setting | None = None  # the line of sysctl.conf that `sysctl --system` would take
     # base name of the last foreign file that sets or excludes this key, and whose name sorts
     # before a possible name of nodeready's file; "" for none
     last_name: str = ""
-    # what a person must do before nodeready's file in /etc/sysctl.d can win; "": nothing
-    remedy: str = ""
+    remedy: str = ""  # what a person must do before nodeready's file can win; "": nothing
 
     @property
     def beatable(self) -> bool:
@@ -161,7 +146,7 @@ class SysctlOption(NamedTuple):
     """What the files say of one key or glob: its value (None: excluded), and the line."""
 
     value: str | None
-    line: Line
+    line: base.Line
 
 
 @dataclass(frozen=True)
@@ -169,13 +154,10 @@ class SysctlFiles:
     """The sysctl files of a node."""
 
     order: tuple[str, ...]  # the files in the order in which the boot applies them
-    lines: Mapping[str, tuple[Line, ...]]  # file -> its lines
-    # path below /proc/sys -> what the boot's own reader makes of all files
-    options: Mapping[str, SysctlOption]
-    # the same for `sysctl --system`, which reads /etc/sysctl.conf last of all
-    manual: Mapping[str, SysctlOption]
-    # path below /proc/sys -> the files that set or exclude this very key, in order
-    keys: Mapping[str, tuple[str, ...]]
+    lines: Mapping[str, tuple[base.Line, ...]]  # file -> its lines
+    options: Mapping[str, SysctlOption]  # path below /proc/sys -> what the boot makes of all files
+    manual: Mapping[str, SysctlOption]  # the same for `sysctl --system`: /etc/sysctl.conf last
+    keys: Mapping[str, tuple[str, ...]]  # path below /proc/sys -> the files that set or exclude it
     systemd: bool  # systemd-sysctl is installed
     masked: str = ""  # the unit file that masks systemd-sysctl; "": not masked
     # path below /proc/sys -> what tuned's profile sets
@@ -206,7 +188,7 @@ def _matches(path: str, pattern: str) -> bool:
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
-def _options(lines: Iterable[Line]) -> dict[str, SysctlOption]:
+def _options(lines: Iterable[base.Line]) -> dict[str, SysctlOption]:
     """What systemd-sysctl makes of these lines, in its order (parse_line of its sysctl.c).
 
     A key that is set again moves to the end, unless it gets the value that it has.
@@ -226,8 +208,7 @@ def _options(lines: Iterable[Line]) -> dict[str, SysctlOption]:
     return options
 
 
-def _commands(lines: Iterable[Line]) -> dict[str, SysctlOption]:
-    """What the commands of a shell script set."""
+def _commands(lines: Iterable[base.Line]) -> dict[str, SysctlOption]:
     options = {}
     for line in lines:
         if match := _SYSCTL_COMMAND.match(line.text) or _ECHO_COMMAND.match(line.text):
@@ -237,8 +218,7 @@ def _commands(lines: Iterable[Line]) -> dict[str, SysctlOption]:
 
 def _setting(options: Mapping[str, SysctlOption], path: str) -> Setting | None:
     """What sets this path: its own line, else the last glob that names it."""
-    setting = options.get(path)
-    if setting is None:
+    if (setting := options.get(path)) is None:
         for pattern, option in options.items():
             is_glob = option.value is not None and not {*"*?["}.isdisjoint(pattern)
             if is_glob and _matches(path, pattern):
@@ -248,7 +228,7 @@ def _setting(options: Mapping[str, SysctlOption], path: str) -> Setting | None:
     return Setting(setting.value, setting.line.source)
 
 
-def section(lines: Iterable[Line], name: str) -> list[Line]:
+def section(lines: Iterable[base.Line], name: str) -> list[base.Line]:
     """The lines of one section of an ini file."""
     section_lines, inside = [], ""
     for line in lines:
@@ -260,7 +240,7 @@ def section(lines: Iterable[Line], name: str) -> list[Line]:
     return section_lines
 
 
-def _is_on(lines: Iterable[Line], name: str, default: bool) -> bool:
+def _is_on(lines: Iterable[base.Line], name: str, default: bool) -> bool:
     """Whether a ``NAME = yes`` of these lines switches something on."""
     for line in lines:
         key, _, value = line.text.partition("=")
@@ -269,17 +249,8 @@ def _is_on(lines: Iterable[Line], name: str, default: bool) -> bool:
     return default
 
 
-def _cmdline(text: str) -> dict[str, str]:
-    """The sysctls of a kernel command line (fs/proc/proc_sysctl.c: each dot is a slash)."""
-    settings = (
-        re.fullmatch(r"sysctl[./]([^=]*)=(.*)", token.strip('"'), re.S)
-        for token in kernel_arguments(text)
-    )
-    return {match[1].replace(".", "/"): match[2].strip('"') for match in settings if match}
-
-
 @lru_cache(maxsize=64)
-def parse(output: Output) -> SysctlFiles:
+def parse(output: base.Output) -> SysctlFiles:
     """The sysctl files of a node from the section's output. Raises ProbeError.
 
     One object for all subjects, and for all nodes whose files are alike: a fleet's are.
@@ -287,7 +258,7 @@ def parse(output: Output) -> SysctlFiles:
     text = output.require()
     paths = output.all("file")
     values = output.values()
-    lines = {path: tuple(rows) for path, rows in by_path(file_lines(text)).items()}
+    lines = {path: tuple(rows) for path, rows in base.by_path(base.file_lines(text)).items()}
     systemd = "reader=systemd" in text.splitlines()
     profiles = [path for path in output.all("tuned") if path in lines]
     reapply = _is_on(lines.get(_TUNED_CONF, ()), "reapply_sysctl", True)
@@ -298,7 +269,7 @@ def parse(output: Output) -> SysctlFiles:
         for line in section(lines[path], "sysctl")
     )
     # Unmasked files, in the order in which they are applied.
-    order = list(files_by_name(DIRECTORIES, paths).values())
+    order = list(base.files_by_name(DIRECTORIES, paths).values())
     manual = [*order, SYSCTL_CONF] if SYSCTL_CONF in paths else order
     # tuned reads /etc/sysctl.conf last of all, as procps does.
     boot_order = order if systemd and not (tuned and reapply) else manual
@@ -319,7 +290,12 @@ def parse(output: Output) -> SysctlFiles:
         reapply,
         (_options(lines.get(UFW, ())) if ufw else {})
         | _commands(line for path in _RC_LOCAL for line in lines.get(path, ())),
-        _cmdline(values.get("cmdline", "")),
+        # Each dot is a slash (fs/proc/proc_sysctl.c).
+        {
+            match[1].replace(".", "/"): match[2].strip('"')
+            for token in base.kernel_arguments(values.get("cmdline", ""))
+            if (match := re.fullmatch(r"sysctl[./]([^=]*)=(.*)", token.strip('"'), re.S))
+        },
     )
 
 
@@ -338,8 +314,7 @@ def _remedy(files: SysctlFiles, path: str) -> str:
     ):
         return _removal(written.line.source)
     for later in (files.late, {} if files.reapply else files.tuned):
-        setting = _setting(later, path)
-        if setting is not None:
+        if (setting := _setting(later, path)) is not None:
             return _removal(setting.source)
     return ""
 

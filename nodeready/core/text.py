@@ -1,7 +1,6 @@
 """Sanitising text from a node, which is data and never markup, before it is shown.
 
-Also the small texts that all reports share: a moment, a duration, a count, a range, a cut node
-set.
+Also the small texts that all reports share: a moment, a duration, a count, a range.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ def parse_span(words: str) -> float:
 
     Raises ValueError with the forms.
     """
-    match = _SPAN.fullmatch(words.strip())
-    if match is None:
+    if (match := _SPAN.fullmatch(words.strip())) is None:
         raise ValueError(f"{words!a} is no span of time such as 20s, 5m, 2h or 3d")
     return float(match[1]) * _SECONDS[match[2]]
 

@@ -31,14 +31,12 @@ T = TypeVar("T")
 
 #: The answer of a node that has no Python for the program.
 NO_PYTHON = "no Python 3.9 or newer"
-#: The reason of a node that gave this answer. It is a finding (exit status 3), and no failure of
-#: nodeready.
+#: The reason of a node that gave this answer: a finding (exit status 3), not nodeready's failure.
 PYTHON_MISSING = f"{NO_PYTHON} on the node: see nodeready explain debug_tools.python"
 
 # --- The values of a field. A dataclass names one of these as the type of its field; a plain int,
 # float or str has the bounds of the same name below. A bound is wide where an ordinary user of the
-# node chooses the value (a file's time, a number in a file's name): no user may make the node's
-# answer invalid.
+# node chooses the value (a file's time): no user may make the node's answer invalid.
 
 Count = int  # how many there are of something
 Pid = int
@@ -54,23 +52,14 @@ Rank = int  # as a launcher numbers it; negative: it has none
 Objects = Any  # name -> an object, which another reader decodes
 
 _INTS = {
-    "int": (-(1 << 64), 1 << 64),
-    "Count": (0, (1 << 31) - 1),
+    "int": (-(1 << 64), 1 << 64), "Count": (0, (1 << 31) - 1),
     "Pid": (0, 1 << 22),  # PID_MAX_LIMIT, proc(5)
-    "Port": (0, 65535),
-    "Uid": (-1, (1 << 32) - 1),
-    "Number": (0, (1 << 64) - 1),
+    "Port": (0, 65535), "Uid": (-1, (1 << 32) - 1), "Number": (0, (1 << 64) - 1),
     "Rank": (1 - (1 << 31), (1 << 31) - 1),
-}
+}  # fmt: skip
 _FLOATS = {"float": (-float(1 << 64), float(1 << 64)), "Seconds": (0.0, 1e10)}
-#: Characters.
-_TEXTS = {
-    "str": 65536,
-    "Name": 1024,
-    "Path": 8192,  # PATH_MAX, and what is written around a path
-    "Line": 8192,
-    "Text": 8 << 20,
-}
+#: Characters; of a path PATH_MAX, and what is written around a path.
+_TEXTS = {"str": 65536, "Name": 1024, "Path": 8192, "Line": 8192, "Text": 8 << 20}
 
 
 class DecodeError(ProbeError):
@@ -317,7 +306,6 @@ def _reader(kind: type[Any]) -> Reads:
 
 
 def shown(data: Any) -> str:
-    """The first characters of the data."""
     if isinstance(data, Mapping):
         return f"{{{', '.join(f'{key[:40]!r}: {short(data[key])}' for key in [*data][:8])}}}"
     return short(data)
@@ -333,9 +321,7 @@ def _value(kind: str, module: Mapping[str, Any], source: str) -> Reads:
     if kind.startswith("tuple[") and kind.endswith(", ...]"):
         item = kind[len("tuple[") : -len(", ...]")]
         read_list = _list(item, _value(item, module, source))
-        return lambda data: (
-            (read_list(data) if data else ()) if type(data) is list else refuse(data)
-        )
+        return lambda data: read_list(data) if type(data) is list else refuse(data)
     if kind.startswith("tuple[") and kind.endswith("]"):
         readers = [_value(part, module, source) for part in kind[len("tuple[") : -1].split(", ")]
         return lambda data: (
@@ -344,28 +330,27 @@ def _value(kind: str, module: Mapping[str, Any], source: str) -> Reads:
             else refuse(data)
         )
     kind = kind.rpartition(".")[2]
+    if dataclasses.is_dataclass(module.get(kind)):
+        return _reader(module[kind])
+    fits = _scalar(kind, source)
+    return lambda data: data if fits(data) else refuse(data)
+
+
+def _scalar(kind: str, source: str) -> Callable[[Any], bool]:
     if kind in _INTS:
         low, high = _INTS[kind]
-        return lambda data: data if type(data) is int and low <= data <= high else refuse(data)
+        return lambda data: type(data) is int and low <= data <= high
     if kind in _FLOATS:
         minimum, maximum = _FLOATS[kind]
         # NaN is in no order with them.
-        return lambda data: (
-            data if type(data) in (int, float) and minimum <= data <= maximum else refuse(data)
-        )
+        return lambda data: type(data) in (int, float) and minimum <= data <= maximum
     if kind in _TEXTS:
         length = _TEXTS[kind]
-        return lambda data: data if type(data) is str and len(data) <= length else refuse(data)
+        return lambda data: type(data) is str and len(data) <= length
     if kind == "bool":
-        return lambda data: data if type(data) is bool else refuse(data)
+        return lambda data: type(data) is bool
     if kind == "Objects":
-        return lambda data: (
-            data
-            if type(data) is dict and all(type(value) is dict for value in data.values())
-            else refuse(data)
-        )
-    if dataclasses.is_dataclass(module.get(kind)):
-        return _reader(module[kind])
+        return lambda data: type(data) is dict and {*map(type, data.values())} <= {dict}
     raise TypeError(f"{source}: {kind} is no type that an answer can have")
 
 
@@ -443,8 +428,7 @@ def plain(observed: Any) -> Any:
         return observed
     if isinstance(observed, Unknown):
         return {"unknown": observed.reason}
-    keys = shown_keys(type(observed))
-    if keys:
+    if keys := shown_keys(type(observed)):
         return {key: plain(getattr(observed, name)) for name, key in keys.items()}
     if isinstance(observed, Mapping):
         return {str(key): plain(value) for key, value in observed.items()}

@@ -17,6 +17,7 @@ from nodeready.core.base import Output, Section, frozen
 
 if TYPE_CHECKING:
     from nodeready.core.policy import Policy
+    from nodeready.core.result import Check, Result
 
 #: The directories in the PATH of every node; a deploy changes no program elsewhere.
 FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -40,8 +41,7 @@ WRITTEN_FOLDERS = (
 COMPANIONS = {"pdsh": ("pdsh.bin",)}
 #: Maximum programs whose libraries are checked: each costs a process.
 MAX_LOADED = 8
-#: glibc's loader, by machine: it lists a program's libraries without starting the program
-#: (ld.so(8), --list).
+#: glibc's loader, by machine: it lists a program's libraries and starts nothing (ld.so(8)).
 _LOADERS = (
     "/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1", "/lib64/ld64.so.2",
     "/lib/ld-linux-riscv64-lp64d.so.1",
@@ -134,8 +134,7 @@ class Barrier:
 
     path: str  # the file, or the directory on the way to it
     words: str  # the problem, with the path
-    # members of a group other than root's may use the path: an administrator's choice
-    members: bool = False
+    members: bool = False  # members of a group, not root's, may use it: an administrator's choice
     is_roots: bool = True  # root owns the path, and only the mode is wrong
     dangling: bool = False  # the path is a link that leads nowhere
 
@@ -145,13 +144,9 @@ class Access:
     """The modes of what users read and run."""
 
     JSON_KEYS: ClassVar = {"inodes": "seen"}
-
-    # path -> the inode, links followed; a path that does not exist is missing
-    inodes: Mapping[str, Inode] = field(default_factory=dict)
-    # path -> the real path of a link; "": the link leads nowhere
-    links: Mapping[str, str] = field(default_factory=dict)
-    # program -> why it does not start, in the loader's words
-    unloaded: Mapping[str, str] = field(default_factory=dict)
+    inodes: Mapping[str, Inode] = field(default_factory=dict)  # path -> inode, links followed
+    links: Mapping[str, str] = field(default_factory=dict)  # path -> real path of a link; "": none
+    unloaded: Mapping[str, str] = field(default_factory=dict)  # program -> why it does not start
 
     def barrier(self, path: str, bits: int = READ) -> Barrier | None:
         """The first of `barriers`; None without one."""
@@ -194,13 +189,8 @@ class Access:
     def programs(self, name: str) -> list[str]:
         """The programs of this name in the order of PATH, and then the links that lead nowhere."""
         paths = dict.fromkeys((*self.inodes, *self.links))
-        return [
-            path for path in paths if path.endswith(f"/{name}") and not self._is_directory(path)
-        ]
-
-    def _is_directory(self, path: str) -> bool:
-        inode = self.inodes.get(path)
-        return inode is not None and inode.is_directory
+        directories = {path for path, inode in self.inodes.items() if inode.is_directory}
+        return [path for path in paths if path.endswith(f"/{name}") and path not in directories]
 
 
 def parents(path: str) -> list[str]:
@@ -227,6 +217,15 @@ def chmod_mends(barrier: Barrier, path: str) -> bool:
     return is_on_path and barrier.is_roots and not barrier.members
 
 
+def closed_result(check: Check, access: Access, path: str) -> Result | None:
+    """The result for a file that users cannot read; None: they can. path: as of `chmod_mends`"""
+    if (barrier := access.barrier(path)) is None:
+        return None
+    if barrier.path == path or chmod_mends(barrier, path):
+        return check.fixable(barrier.words, barrier.path)
+    return check.fail(barrier.words, barrier.path, f"let users read {barrier.path}")
+
+
 #: Where packages put their programs; a program elsewhere was put there by a person.
 PACKAGED = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
 #: A smaller file is a script, a larger one a program.
@@ -245,8 +244,7 @@ class UnusableProgram:
 
     path: str  # of the program, or of the directory on the way to it
     words: str  # the problem
-    # ``chmod`` of the path; ``reinstall`` of the file's package; "": a person's work
-    repair: str = ""
+    repair: str = ""  # ``chmod`` the path; ``reinstall`` the file's package; "": a person's work
     chosen: bool = False  # only the members of a group may run it: an administrator's choice
 
 
@@ -290,8 +288,7 @@ def _access(output: Output) -> Access:
     # Three subjects read the section, and thousands of nodes print the same.
     inodes, links = dict[str, Inode](), dict[str, str]()
     for row in output.all("at"):
-        match = _AT.fullmatch(row)
-        if match:
+        if match := _AT.fullmatch(row):
             mode, uid, gid, size = int(match[1], 16), int(match[2]), int(match[3]), int(match[4])
             inodes[match[5]] = Inode(mode, uid, gid, size)
     for row in output.all("link"):

@@ -95,8 +95,7 @@ class FleetContext:
     """What all nodes of a run tell about each node."""
 
     policies: Mapping[str, Policy]  # of the nodes
-    # those that exactly one of the nodes has; None: fewer than two nodes were probed
-    addresses: tuple[str, ...] | None = None
+    addresses: tuple[str, ...] | None = None  # of one node alone; None: fewer than two are probed
     # node -> the lines of its block of host keys
     known_hosts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # node -> the key with which its sshd answered this run
@@ -105,7 +104,6 @@ class FleetContext:
     gate_files: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
     def about(self, node: str) -> FleetFacts:
-        """The facts about this node that other nodes tell."""
         return FleetFacts(
             addresses=self.addresses,
             known_hosts=self.known_hosts.get(node),
@@ -130,13 +128,11 @@ class Judged:
         return self.snapshot is not None
 
     def judged(self, snapshot: Snapshot) -> Judged:
-        """The node with the results of this snapshot."""
         results = tuple(judge(snapshot, self.policy, self.fleet))
         return replace(self, snapshot=snapshot, results=results)
 
 
 def judge_nodes(outcomes: Iterable[Outcome[Snapshot]], context: FleetContext) -> list[Judged]:
-    """Every node with its results."""
     nodes = []
     for outcome in outcomes:
         name = outcome.node
@@ -146,8 +142,7 @@ def judge_nodes(outcomes: Iterable[Outcome[Snapshot]], context: FleetContext) ->
 
 
 def unique_addresses(claimed: Sequence[Set[str]], reached: Set[str]) -> tuple[str, ...] | None:
-    """The addresses that exactly one node claims, and those that were reached; None for fewer than
-    two nodes.
+    """The addresses that exactly one node claims, and those that were reached; None: one node.
 
     An address of several nodes, such as a container bridge's, leads to none of them. A node may
     claim no more addresses than the median node.
@@ -180,7 +175,6 @@ def context_of(
                expected block
     """
     lines_of: dict[tuple[str, ...], Callable[[str], tuple[str, ...]]] = {}
-    files_of: dict[int, tuple[tuple[str, str], ...]] = {}
     lines_of_node, files_of_node = {}, {}
     for name, policy in policies.items():
         extra = policy.ssh_known_hosts
@@ -192,9 +186,7 @@ def context_of(
             # Imported here, because it imports the templates, which a probe does not need.
             from nodeready.subjects.gate.files import digests
 
-            if id(policy) not in files_of:
-                files_of[id(policy)] = digests(policy, program)
-            files_of_node[name] = files_of[id(policy)]
+            files_of_node[name] = digests(policy, program)
     host_keys = {name: endpoint.key for name, endpoint in endpoints.items() if endpoint.key}
     return FleetContext(
         policies, known_hosts=lines_of_node, host_keys=host_keys, gate_files=files_of_node

@@ -20,22 +20,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from nodeready.core.base import grouped
 from nodeready.core.text import counted, sanitise
-from nodeready.subjects.environment_table import (
-    ANY,
-    BAD_VALUES,
-    JOB,
-    RULES,
-    BadValue,
-    EnvironmentFacts,
-    JobRule,
-    NodeInterface,
-    Rendezvous,
-    VersionRange,
-)
+from nodeready.subjects import environment_table
+from nodeready.subjects.environment_table import JOB, EnvironmentFacts, JobRule, NodeInterface
 
 _T = TypeVar("_T")
-_RULE = {rule.name: rule for rule in RULES}
+_RULE = {rule.name: rule for rule in environment_table.RULES}
 _UNKNOWN_FACTS = EnvironmentFacts("not known")
 #: Variables that must be equal on all ranks: a difference alone keeps a job from working. Each
 #: rank chooses by them how it communicates.
@@ -57,9 +48,7 @@ class RankEnvironment:
     """The environment of one rank, or of all ranks of a node (``rank`` None)."""
 
     node: str
-    # those that `nodeready.agent.witnesses.environment` reads; ranks with equal ones may share the
-    # object
-    variables: Mapping[str, str]
+    variables: Mapping[str, str]  # by `agent.witnesses.environment`; ranks may share the object
     rank: int | None = None
     local_rank: int | None = None
     cpus: int = 0  # the CPUs that it may use; 0: not known
@@ -124,17 +113,14 @@ class _Job:
     findings: dict[EnvironmentFinding, tuple[list[int], list[str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        members: dict[tuple[str, int, bool], list[RankEnvironment]] = {}
-        for rank in self.ranks:
-            key = rank.node, id(rank.variables), rank.contained
-            members.setdefault(key, []).append(rank)
+        members = grouped(
+            ((rank.node, id(rank.variables), rank.contained), rank) for rank in self.ranks
+        )
         self.rows = [
             self._row(node, tuple(group), is_contained=contained)
             for (node, _, contained), group in members.items()
         ]
-        self.nodes: dict[str, list[_RankRow]] = {}
-        for row in self.rows:
-            self.nodes.setdefault(row.node, []).append(row)
+        self.nodes = grouped((row.node, row) for row in self.rows)
         self.spans_nodes = len(self.nodes) > 1 or any(map(_has_other_nodes, self.rows))
         self.head = next((rank.node for rank in self.ranks if rank.rank == 0), "")
 
@@ -156,7 +142,7 @@ class _Job:
 
     def add(
         self,
-        rule: str | BadValue,
+        rule: str | environment_table.BadValue,
         row: _RankRow,
         variable: str,
         value: str | None = None,
@@ -305,16 +291,14 @@ def _judge_networks(
     of_head = [_networks(interface) for row, interface in chosen if row.node == job.head]
     usual = _usual(nodes_of, {network for networks in of_head for network in networks})
     for row, interface in chosen if usual else ():
-        local_networks = _networks(interface)
+        local = _networks(interface)
         better = [
             other.name
             for other in row.facts.interfaces
             if other.name != interface.name and usual in _networks(other)
         ]
-        if usual not in local_networks and better:
-            detail = (
-                f"{interface.name} is in {min(map(str, local_networks))}, {better[0]} in {usual}"
-            )
+        if usual not in local and better:
+            detail = f"{interface.name} is in {min(map(str, local))}, {better[0]} in {usual}"
             job.add("network", row, variable, detail=detail)
 
 
@@ -385,7 +369,7 @@ def _judge_ucx(job: _Job) -> None:
 # --- The rendezvous.
 
 
-def _rendezvous(row: _RankRow) -> Rendezvous | None:
+def _rendezvous(row: _RankRow) -> environment_table.Rendezvous | None:
     key = row.variables.get("MASTER_ADDR", ""), row.variables.get("MASTER_PORT", "")
     listed = row.facts.rendezvous
     return next((entry for entry in listed if (entry.address, entry.port) == key), None)
@@ -487,8 +471,7 @@ def _judge_node_gpus(job: _Job, variable: str, rows: Sequence[_RankRow]) -> None
             if rank.rank is None:
                 continue
             # With one GPU each, LOCAL_RANK is no index.
-            at = 0 if len(words) == 1 else rank.local_rank
-            if at is None:
+            if (at := 0 if len(words) == 1 else rank.local_rank) is None:
                 continue
             if at >= len(words):
                 detail = f"LOCAL_RANK {at} of {counted(len(words), 'GPU')}"
@@ -532,31 +515,24 @@ def _cuda(torch: str) -> tuple[int, ...]:
     return (int(match[1]), int(match[2])) if match else ()
 
 
-def _is_in(version: tuple[int, ...], versions: VersionRange) -> bool:
-    """Whether a version has the fault; one that is not known has none."""
-    return versions == ANY or (bool(version) and versions.first <= version < versions.fixed)
-
-
 def _judge_values(job: _Job) -> None:
     nccl = _version(job.nccl)
     for row in job.rows:
         facts = row.facts
         active = any(port.state == "active" for port in facts.hca_ports)
         versions = {
-            "nccl": nccl,
-            "torch": _version(facts.torch),
-            "cuda": _cuda(facts.torch),
+            "nccl": nccl, "torch": _version(facts.torch), "cuda": _cuda(facts.torch),
             "driver": _version(facts.driver),
-        }
+        }  # fmt: skip
         judged = set[str]()
-        for bad in BAD_VALUES:
+        for bad in environment_table.BAD_VALUES:
             value = row.variables.get(bad.variable) if bad.variable else ""
             name, _, avoiding = bad.unless.partition("=")
             if (
                 value is None
                 or bad.variable in judged
                 or not re.fullmatch(bad.values, value)
-                or not all(_is_in(versions[part], getattr(bad, part)) for part in versions)
+                or not all(getattr(bad, part).includes(versions[part]) for part in versions)
                 or (bad.only_rdma and not active)
                 or bad.machine not in ("", facts.machine)
                 or (name and row.variables.get(name) == avoiding)
@@ -565,9 +541,9 @@ def _judge_values(job: _Job) -> None:
             # The first that applies is the gravest.
             judged |= {bad.variable} - {""}
             shown = value or ".".join(map(str, nccl))
-            if bad.driver != ANY:
+            if bad.driver != environment_table.ANY:
                 shown = f"driver {facts.driver}"
-            elif bad.torch != ANY:
+            elif bad.torch != environment_table.ANY:
                 shown = f"PyTorch {facts.torch}"
             job.add(bad, row, bad.variable, shown)
 

@@ -49,11 +49,9 @@ class Rendezvous:
 
     address: wire.Name
     port: wire.Name
-    # the addresses of MASTER_ADDR here; (): not known, or none
-    resolved: tuple[wire.Name, ...] = ()
+    resolved: tuple[wire.Name, ...] = ()  # addresses of MASTER_ADDR here; (): not known, or none
     error: wire.Line = ""  # why it has none
-    # the process that listens on the port: `JOB`, another one in words; "": none is seen
-    listener: wire.Line = ""
+    listener: wire.Line = ""  # who listens on the port: `JOB`, another one in words; "": none
     is_users: bool = False  # the listener belongs to the user of the ranks
 
 
@@ -88,10 +86,8 @@ class EnvironmentFacts:
     torch: wire.Name = ""  # version of PyTorch in a rank, ``2.7.0+cu126``; "": not known
     driver: wire.Name = ""  # version of NVIDIA's driver that a rank has; "": not known
     nccl_path: wire.Path = ""  # of the library of NCCL in a rank; "": not known
-    # LD_PRELOAD or LD_LIBRARY_PATH if it brings this library; "": it does not
-    nccl_by: wire.Name = ""
-    # version of the NCCL that was installed with the rank's PyTorch; "": not known
-    nccl_own: wire.Name = ""
+    nccl_by: wire.Name = ""  # LD_PRELOAD or LD_LIBRARY_PATH if it brings it; "": it does not
+    nccl_own: wire.Name = ""  # of the NCCL that came with the rank's PyTorch; "": not known
 
 
 class JobRule(NamedTuple):
@@ -115,14 +111,16 @@ class VersionRange(NamedTuple):
     first: tuple[int, ...] = ()
     fixed: tuple[int, ...] = ()
 
+    def includes(self, version: tuple[int, ...]) -> bool:
+        """Whether a version has the fault; one that is not known, (), has none."""
+        return self == ANY or (bool(version) and self.first <= version < self.fixed)
+
 
 ANY = VersionRange()
 
 
 class BadValue(NamedTuple):
-    """A value that is wrong by itself, or versions that are wrong together: a row of
-    knowledge/environment_values.toml.
-    """
+    """A wrong value, or versions that do not fit: knowledge/environment_values.toml."""
 
     key: str
     problem: str
@@ -134,8 +132,7 @@ class BadValue(NamedTuple):
     nccl: VersionRange = ANY
     machine: str = ""  # of the node; "": any
     only_rdma: bool = False  # it matters only where the node has an active RDMA port
-    # versions of PyTorch, of the CUDA that it was built for, of the driver
-    torch: VersionRange = ANY
+    torch: VersionRange = ANY  # versions of PyTorch, of the CUDA of its build, of the driver
     cuda: VersionRange = ANY  # likewise
     driver: VersionRange = ANY  # likewise
     unless: str = ""  # ``NAME=VALUE`` that avoids the fault; "": nothing does

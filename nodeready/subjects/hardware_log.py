@@ -1,8 +1,7 @@
 """The faults of hardware and file systems in the kernel's log: what each asks for.
 
 The rows of knowledge/kernel_lines.toml that name a subject are findings of an audit. The node's
-awk sends each kind of line that may be one (`WORDS`), with its count; the pattern of a row decides
-here.
+awk sends each kind of line that may be one (`WORDS`), with its count; a row's pattern decides.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nodeready import knowledge
+from nodeready.core.base import grouped
 from nodeready.core.policy import Policy
 from nodeready.core.result import Check, Result, check, join_first
 from nodeready.core.severity import VALIDATION, loses_job
@@ -100,8 +100,7 @@ def _come_often(row: _HardwareRow, lines: list[KernelLines], least: int) -> bool
 
 
 def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list[HardwareFault]:
-    """The faults that stand, each row and device once, in the order of the rows. A line is of the
-    first row that matches.
+    """The faults that stand, each row and device once. A line is of the first row that matches.
 
     uptime_s: of the node; 0: not known
     """
@@ -116,13 +115,9 @@ def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list
     for kind, row in rows.items():
         cures: dict[str, int] = {}
         for line in lines:
-            cure = row.cured.match(line.text) if row.cured else None
-            if cure:
+            if cure := row.cured.match(line.text) if row.cured else None:
                 cures[_device(cure)] = max(line.last, cures.get(_device(cure), 0))
-        devices: dict[str, list[KernelLines]] = {}
-        for device, line in by_row[kind]:
-            devices.setdefault(device, []).append(line)
-        for device, device_lines in devices.items():
+        for device, device_lines in grouped(by_row[kind]).items():
             recent = [
                 line
                 for line in device_lines

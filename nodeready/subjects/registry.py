@@ -119,7 +119,6 @@ class CheckSelection:
 
     @cached_property
     def results(self) -> frozenset[str]:
-        """The ids of their results."""
         return frozenset((*self.checks, *(f"{subject}.{OBSERVED}" for subject in self.subjects)))
 
 
@@ -183,8 +182,7 @@ def select(
 ) -> CheckSelection:
     """The selection of ``--only`` and ``--skip``: ids, subjects or globs, with commas.
 
-    A check that is `Check.opt_in` must be named by its whole id, or be in ``named``, the checks
-    of another option.
+    A check that is `Check.opt_in` must be named by its whole id, or be in ``named``.
 
     policies: of the nodes, which may declare further checks
     subjects: those that the command can judge
@@ -211,7 +209,6 @@ def select_whole(only: str | None, subjects: Iterable[str]) -> tuple[str, ...]:
     """
     subjects = tuple(subjects)
     chosen = select((), only, subjects=subjects)
-    parts = [name for name in chosen.subjects if not {*_ids([name])} <= {*chosen.checks}]
-    if parts:
+    if parts := [name for name in chosen.subjects if not {*_ids([name])} <= {*chosen.checks}]:
         raise SelectionError(f"--only {only}: a subject is changed as a whole: {', '.join(parts)}")
     return chosen.subjects

@@ -27,12 +27,9 @@ from nodeready.subjects.registry import PROBES, SUBJECTS
 class Snapshot:
     """The observations of one node."""
 
-    # subject -> its observation, or Unknown with the reason
-    subjects: Mapping[str, Any] = field(default_factory=dict)
-    # path -> the content of nodeready's own file
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    # path -> why a deploy would not write there
-    refused: Mapping[str, Refusal] = field(default_factory=dict)
+    subjects: Mapping[str, Any] = field(default_factory=dict)  # subject -> observation or Unknown
+    files: Mapping[str, bytes] = field(default_factory=dict)  # path -> content of our own file
+    refused: Mapping[str, Refusal] = field(default_factory=dict)  # path -> why no deploy may write
 
     def __getitem__(self, subject: str) -> Any:
         """The observation of a subject. Raises KeyError when it was not observed at all."""
@@ -73,8 +70,7 @@ def differently_probed(
 ) -> frozenset[str]:
     """The subjects that are probed in another way under the new policy.
 
-    The observation of any other subject is the same under both: no parser reads a setting that
-    its script does not.
+    Any other observation is the same under both: no parser reads further settings.
     """
     return frozenset(
         probe.subject
@@ -125,8 +121,7 @@ def _shared_observation(probe: Probe, outputs: Mapping[str, Output], policy: Pol
     printed = [outputs[section.name] for section in probe.sections]
     texts = ((output.text, output.rc, output.truncated) for output in printed)
     key = (probe.subject, id(policy), *texts)
-    shared = _SHARED.get(key)
-    if shared is not None:
+    if (shared := _SHARED.get(key)) is not None:
         return shared[0]
     observation = observe(probe, outputs, policy)
     digest = hash(key)

@@ -8,7 +8,7 @@ import pytest
 from nodeready.agent import payload
 from nodeready.core.policy import Policy
 from nodeready.core.shell import quote
-from nodeready.subjects.proof import checks as proof_core
+from nodeready.subjects.proof import checks, debugging
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.facts import UNFINISHED, ProofConfig, ProvedCore
 from tests.builders.judging import by_name
@@ -126,7 +126,7 @@ def test_what_is_asked_for_where_a_tool_does_not_start_is_enough(fresh_node):
     put_py_spy(fresh_node)
     fresh_node.write("/opt/tools/gdb", "", mode=0o755)
     fresh_node.write("/home/ml/.profile", "PATH=/opt/tools:$PATH\n")
-    results = by_name(proof_core, prove(fresh_node), Policy())
+    results = by_name(checks, prove(fresh_node), Policy())
     for name, why in (("attach", "mounted noexec"), ("gdb", "Exec format error")):
         assert f"does not start: {why}" in results[name].actual.replace("its file system is ", "")
         fresh_node.run(results[name].fix.partition(", ")[0].replace("remove ", "rm "))
@@ -154,7 +154,7 @@ def test_a_pattern_that_is_not_the_kernels_is_found_out(fresh_node):
     seen = proved.read(said, config)
     assert isinstance(seen.core, ProvedCore)
     assert seen.core.dumped
-    result = proof_core.core(seen, want)
+    result = debugging.core(seen, want)
     assert (result.status, "core_pattern" in result.actual, "host" in result.fix) == (
         "fail", True, True,
     )  # fmt: skip

@@ -69,18 +69,17 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
     is_right = _is_right_at_boot(observed, policy)
     if observed.live == expected and is_right:
         return pattern.ok(expected, source, expected=expected)
-    actual = observed.boot.text(live)
+    actual, check = observed.boot.text(live), pattern.expecting(expected)
     if not is_right and observed.boot.remedy:
-        return pattern.held(actual, source, observed.boot.remedy, expected=expected)
-    return pattern.fixable(actual, source, expected=expected)
+        return check.held(actual, source, observed.boot.remedy)
+    return check.fixable(actual, source)
 
 
 @check("core_dumps.sysctl_conf", hides_cause("configure"), settings=_SETTINGS,
        fix="remove the line WHERE")  # fmt: skip
 def sysctl_conf(observed: CoreDumps, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts: ``sysctl --system`` reads it after all others."""
-    expected = _expected_pattern(observed, policy)
-    return contradicted(sysctl_conf, KEY, observed.boot, expected)
+    return contradicted(sysctl_conf, KEY, observed.boot, _expected_pattern(observed, policy))
 
 
 _TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
@@ -125,7 +124,7 @@ def directory(observed: CoreDumps, policy: Policy) -> Result:
     quotas are not checked.
     """
     path = core_directory(policy)
-    expected = f"{path} with mode 1777"
+    check = directory.expecting(f"{path} with mode 1777")
     if policy.core_handler != "path":
         return directory.na(_OWN_STORE)
     mode, (blocked_path, kind, uid) = observed.directory_mode, observed.blocked
@@ -133,28 +132,22 @@ def directory(observed: CoreDumps, policy: Policy) -> Result:
     if kind:
         reason, remedy = _BLOCKED[kind]
         actual, fix = f"{blocked_path}: {reason.format(uid)}", remedy.format(quote(blocked_path))
-        return directory.fail(actual, blocked_path, fix, expected=expected)
+        return check.fail(actual, blocked_path, fix)
     if observed.closed:
         names, quoted = " ".join(observed.closed), " ".join(map(quote, observed.closed))
-        return directory.fail(
-            f"users cannot enter {names}", names, f"chmod o+x {quoted}", expected=expected
-        )
+        return check.fail(f"users cannot enter {names}", names, f"chmod o+x {quoted}")
     # Creating a file needs w and x; r, to list the directory, is not needed.
     if mode is None or mode & 0o1333 != 0o1333:
         if mode is not None and observed.directory_owner:
             actual = f"{actual}, of uid {observed.directory_owner}"
-            return directory.fail(
-                actual, path, f"chmod 1777 {quote(path)}, as its owner", expected=expected
-            )
+            return check.fail(actual, path, f"chmod 1777 {quote(path)}, as its owner")
         only_sticky = mode is not None and mode & 0o333 == 0o333
-        return directory.fixable(
-            actual, path, status="warn" if only_sticky else "fail", expected=expected
-        )
+        return check.fixable(actual, path, status="warn" if only_sticky else "fail")
     # A server of NFS that squashes root shows it so.
     if observed.directory_owner not in (0, _NOBODY):
         actual = f"{actual}, of uid {observed.directory_owner}, who can remove all cores"
-        return directory.warn(actual, path, f"chown root {quote(path)}", expected=expected)
-    return directory.ok(actual, path, expected=expected)
+        return check.warn(actual, path, f"chown root {quote(path)}")
+    return check.ok(actual, path)
 
 
 def retention_rule(policy: Policy) -> str:
@@ -173,19 +166,16 @@ def _same_rule(text: str, policy: Policy) -> bool:
        writes=_rule_files, fix="remove the line WHERE")  # fmt: skip
 def retention(observed: CoreDumps, policy: Policy) -> Result:
     """A tmpfiles.d rule makes the directory at boot and removes cores after the policy's days."""
-    expected = retention_rule(policy)
+    check = retention.expecting(retention_rule(policy))
     if policy.core_handler != "path":
         return retention.na(_OWN_STORE)
-    rule = observed.retention
-    if rule is None:
-        return retention.fixable("no rule", expected=expected)
+    if (rule := observed.retention) is None:
+        return check.fixable("no rule")
     if _same_rule(rule.text, policy):
-        return retention.ok(expected, rule.source, expected=expected)
+        return check.ok(source=rule.source)
     if rule.path.rpartition("/")[2] < "00-nodeready-cores.conf":
-        return retention.fail(
-            rule.text, rule.source, f"remove the line {rule.source}", expected=expected
-        )
-    return retention.fixable(rule.text, rule.source, expected=expected)
+        return check.fail(rule.text, rule.source, f"remove the line {rule.source}")
+    return check.fixable(rule.text, rule.source)
 
 
 @check("core_dumps.rewriters", hides_cause("deploy", "configure"), fixed_by="core_dumps.rewriters",
@@ -239,8 +229,7 @@ SUBJECT = Subject(
     "core_dumps", __doc__, checks=(pattern, sysctl_conf, directory, retention, rewriters, size),
     probe=PROBE,
     files=(
-        "/etc/sysctl.d/*nodeready*.conf",
-        "/etc/tmpfiles.d/*nodeready*.conf",
+        "/etc/sysctl.d/*nodeready*.conf", "/etc/tmpfiles.d/*nodeready*.conf",
         "/etc/systemd/coredump.conf.d/*nodeready*.conf",
     ),
     kinds=FactKinds(volatile="where number last_name", elements={"coredump": ""}),

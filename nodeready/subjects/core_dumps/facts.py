@@ -11,8 +11,7 @@ from nodeready.core.base import Line, Output, Probe, ProbeError, Section, files_
 from nodeready.core.policy import Policy
 
 KEY = "kernel.core_pattern"
-#: Services that rewrite core_pattern when they start, after the sysctl files: Ubuntu's apport,
-#: RHEL 7's abrt.
+#: Services that rewrite core_pattern after the sysctl files: Ubuntu's apport, RHEL 7's abrt.
 REWRITERS = ("apport.service", "abrt-ccpp.service")
 _UNIT_DIRECTORIES = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 _TMPFILES = ("/etc/tmpfiles.d", "/run/tmpfiles.d", "/usr/lib/tmpfiles.d")
@@ -28,7 +27,6 @@ _COREDUMP = tuple(
 
 
 def core_directory(policy: Policy) -> str:
-    """The directory of the policy's core_pattern."""
     return policy.core_pattern.rpartition("/")[0]
 
 
@@ -104,14 +102,12 @@ class CoreDumps:
 
     live: str  # the pattern in force, a path or ``|program``
     boot: sysctl.BootSetting  # the pattern in the sysctl files, for the next boot
-    # permission bits of the policy's core directory; None: no such directory
-    directory_mode: int | None
+    directory_mode: int | None  # permission bits of the core directory; None: no such directory
     retention: Line | None  # the tmpfiles.d line for that directory that applies, or None
     rewriters: tuple[str, ...]  # installed services that overwrite the pattern and are not masked
     systemd: bool  # systemd runs as the init
     coredump_binary: str  # systemd-coredump's path; "" when it is not installed
-    # the effective settings of coredump.conf and its drop-ins
-    coredump: Mapping[str, sysctl.Setting]
+    coredump: Mapping[str, sysctl.Setting]  # the settings of coredump.conf and its drop-ins
     packaged: sysctl.Setting | None  # the pattern of systemd-coredump's own sysctl file, or None
     directory_owner: int = 0  # its owner's uid
     # (path, kind, uid) of an obstacle for a deploy: "link" (owned by this uid, not by root),
@@ -143,15 +139,12 @@ def _coredump_conf(lines: tuple[Line, ...], paths: list[str]) -> dict[str, sysct
     A file masks those of its name in later directories (coredump.conf(5)).
     """
     main = files_by_name(_COREDUMP_DIRECTORIES, paths)
-    dropins = files_by_name(
-        (f"{parent}/coredump.conf.d" for parent in _COREDUMP_DIRECTORIES), paths
-    )
+    dropins = files_by_name((f"{root}/coredump.conf.d" for root in _COREDUMP_DIRECTORIES), paths)
     settings: dict[str, sysctl.Setting] = {}
     for path in (*main.values(), *dropins.values()):
         file_lines = (line for line in lines if line.path == path)
         for line in sysctl.section(file_lines, "Coredump"):
-            match = re.match(r"([A-Za-z]+)\s*=(.*)", line.text.strip())
-            if match:
+            if match := re.match(r"([A-Za-z]+)\s*=(.*)", line.text.strip()):
                 settings[match[1]] = sysctl.Setting(match[2].strip(), line.source)
     return settings
 
@@ -164,16 +157,14 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
         raise ProbeError("/proc/sys/kernel/core_pattern cannot be read")
     modes: dict[str, tuple[int, int]] = {}
     for text in output.all("way"):
-        match = re.fullmatch(r"([0-7]{1,5}) (\d{1,10}) (/.*)", text)
-        if match is None:
+        if (match := re.fullmatch(r"([0-7]{1,5}) (\d{1,10}) (/.*)", text)) is None:
             raise ProbeError("the core directory's mode is no mode", text)
         modes[match[3]] = int(match[1], 8), int(match[2])
     directory = core_directory(policy)
     mode, owner = modes.pop(directory, (None, 0))
     kinds = ("nowhere", "nodir", "fixed")
     blocked = [(values[kind], kind, 0) for kind in kinds if kind in values]
-    link = re.fullmatch(r"(\d{1,10}) (/.*)", values.get("link", ""))
-    if link:
+    if link := re.fullmatch(r"(\d{1,10}) (/.*)", values.get("link", "")):
         blocked.insert(0, (link[2], "link", int(link[1])))
     files = sysctl.parse(outputs["sysctl"])
     lines = tuple(output.lines())

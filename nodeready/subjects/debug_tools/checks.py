@@ -34,35 +34,35 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
     """
     if not policy.packages:
         return packages.na("the policy names no package")
-    expected, missing = " ".join(policy.packages), " ".join(observed.missing)
+    check, missing = packages.expecting(" ".join(policy.packages)), " ".join(observed.missing)
     unusable_packages = tuple(unusable(observed, policy))
-    troubles = [package.program for package in unusable_packages]
+    troubles = [program for _, program in unusable_packages]
     if not observed.missing and not troubles:
-        return packages.ok(expected=expected)
+        return check.ok()
     problems = [f"missing: {missing}"] if missing else []
     problems += dict.fromkeys(trouble.words for trouble in troubles)
     actual, source = join_first(problems), troubles[0].path if troubles else ""
     without_manager = f"{actual}; none of {', '.join(facts.MANAGERS)}"
     repairs = {trouble.repair for trouble in troubles}
     if "chmod" in repairs or (observed.manager and (missing or "reinstall" in repairs)):
-        return packages.fixable(actual, source, expected=expected)
+        return check.fixable(actual, source)
     if missing:
         fix = f"install {missing} the way this distribution does"
-        return packages.fail(without_manager, source, fix, expected=expected)
+        return check.fail(without_manager, source, fix)
     trouble = troubles[0]
     if trouble.chosen:
         fix = f"let every user run {trouble.path}, or name in job_user a member of that group"
-        return packages.warn(actual, source, fix, expected=expected)
+        return check.warn(actual, source, fix)
     if trouble.repair == "reinstall":
-        fix = f"install {unusable_packages[0].package} again the way this distribution does"
-        return packages.fail(without_manager, source, fix, expected=expected)
+        fix = f"install {unusable_packages[0][0]} again the way this distribution does"
+        return check.fail(without_manager, source, fix)
     paths = {quote(trouble.path): "has mode" in trouble.words for trouble in troubles}
     quoted_closed = " ".join(path for path, has_mode in paths.items() if has_mode)
     quoted_broken = " ".join(path for path, has_mode in paths.items() if not has_mode)
     fixes = [f"chmod a+rx {quoted_closed}"] if quoted_closed else []
     if quoted_broken:
         fixes.append(f"remove {quoted_broken}, or put a program there that runs")
-    return packages.fail(actual, source, "; ".join(fixes), expected=expected)
+    return check.fail(actual, source, "; ".join(fixes))
 
 
 _NO_FILE, _REMOVE = "a directory or a device, no file", "remove {}, then nodeready deploy"
@@ -80,44 +80,35 @@ def py_spy(observed: DebugTools, policy: Policy) -> Result:
     may be able to change the file or a directory on the way to it. A sha256 identifies the
     versions that nodeready knows; any other program is asked for its version.
     """
-    version = policy.py_spy_version
-    if not version:
+    if not (version := policy.py_spy_version):
         return py_spy.na("the policy leaves py-spy alone")
     if observed.machine not in MACHINES:
         return py_spy.na(f"no static py-spy for {observed.machine}")
+    check = py_spy.expecting(version)
     if PY_SPY in observed.no_files:
-        return py_spy.fail(_NO_FILE, PY_SPY, _REMOVE.format(PY_SPY), expected=version)
+        return check.fail(_NO_FILE, PY_SPY, _REMOVE.format(PY_SPY))
     if observed.py_spy is None:
-        return py_spy.fixable("not installed", PY_SPY, expected=version)
+        return check.fixable("not installed", PY_SPY)
     if observed.lost:
         quoted = " ".join(map(quote, observed.lost))
         fix = f"chown root {quoted}; chmod go-w {quoted}"
-        return py_spy.fail(
-            f"others can change {', '.join(observed.lost)}", PY_SPY, fix, expected=version
-        )
+        return check.fail(f"others can change {', '.join(observed.lost)}", PY_SPY, fix)
     if observed.exposed:
-        actual = f"others can change {', '.join(observed.exposed)}"
-        return py_spy.fixable(actual, PY_SPY, expected=version)
+        return check.fixable(f"others can change {', '.join(observed.exposed)}", PY_SPY)
     if observed.closed:
-        return py_spy.fixable(
-            f"users cannot enter {', '.join(observed.closed)}", PY_SPY, expected=version
-        )
+        return check.fixable(f"users cannot enter {', '.join(observed.closed)}", PY_SPY)
     if observed.mode & 0o555 != 0o555:
-        actual = f"{observed.py_spy or '?'} with mode {observed.mode:o}"
-        return py_spy.fixable(actual, PY_SPY, expected=version)
+        return check.fixable(f"{observed.py_spy or '?'} with mode {observed.mode:o}", PY_SPY)
     if observed.noexec:
-        return py_spy.fail(NOEXEC, PY_SPY, MAY_EXECUTE.format(PY_SPY), expected=version)
+        return check.fail(NOEXEC, PY_SPY, MAY_EXECUTE.format(PY_SPY))
     if observed.py_spy != version:
-        return py_spy.fixable(observed.py_spy or "does not run", PY_SPY, expected=version)
-    known_digest = facts.DIGESTS.get((version, observed.machine))
-    if known_digest is None:
-        return py_spy.ok(
-            f"{version}, by its own word: its sha256 is not known", PY_SPY, expected=version
-        )
+        return check.fixable(observed.py_spy or "does not run", PY_SPY)
+    if (known_digest := facts.DIGESTS.get((version, observed.machine))) is None:
+        return check.ok(f"{version}, by its own word: its sha256 is not known", PY_SPY)
     if observed.sha256 != known_digest:
         actual = f"another program that says {version} (sha256 {observed.sha256[:12]}…)"
-        return py_spy.fixable(actual, PY_SPY, expected=version)
-    return py_spy.ok(version, PY_SPY, expected=version)
+        return check.fixable(actual, PY_SPY)
+    return check.ok(version, PY_SPY)
 
 
 @check("debug_tools.python", hides_cause("install"), expects="Python 3.9 or newer", fix=(
@@ -158,19 +149,19 @@ def run(observed: DebugTools, policy: Policy) -> Result:
         return run.na("nodeready_run is False")
     if not observed.python:
         return run.na("no Python for it: see debug_tools.python")
-    expected = f"nodeready {__version__}"
+    check = run.expecting(f"nodeready {__version__}")
     if RUN in observed.no_files:
-        return run.fail(_NO_FILE, RUN, _REMOVE.format(RUN), expected=expected)
+        return check.fail(_NO_FILE, RUN, _REMOVE.format(RUN))
     if program is None:
-        return run.fixable("not installed", RUN, expected=expected)
+        return check.fixable("not installed", RUN)
     if program.owner or program.mode != 0o755:
         actual = f"uid {program.owner}, mode {program.mode:o}"
         return run.fixable(actual, RUN, expected="uid 0, mode 755")
     if not program.sha256:
         return run.unknown(f"{RUN} cannot be read")
     if program.sha256 != digest():
-        return run.fixable("another version, or changed", RUN, status="warn", expected=expected)
-    return run.ok(source=RUN, expected=expected)
+        return check.fixable("another version, or changed", RUN, status="warn")
+    return check.ok(source=RUN)
 
 
 _ELEMENTS = {

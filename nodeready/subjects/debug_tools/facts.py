@@ -16,25 +16,14 @@ from nodeready.core.base import Output, Probe, ProbeError, Section
 from nodeready.core.policy import Policy
 from nodeready.core.shell import OLDEST, PYTHONS, parse_pythons
 from nodeready.core.shell import SCRIPT as PYTHONS_SCRIPT
-from nodeready.subjects.access import (
-    ACCESS,
-    COMPANIONS,
-    EXECUTE,
-    FOLDERS,
-    PACKAGED,
-    SCRIPT_BYTES,
-    Access,
-    UnusableProgram,
-    parse_access,
-    unusable_program,
-)
+from nodeready.subjects import access
+from nodeready.subjects.access import Access, UnusableProgram
 
 # --- /usr/local/bin/nodeready-run: `nodeready run` as one file that needs only a node's Python.
 
 RUN = "/usr/local/bin/nodeready-run"
 
-# For sh, the first lines start the first new enough Python; for Python, they are a part of the
-# module's docstring.
+# For sh, these lines start the first new enough Python; for Python, they are a docstring.
 _HEAD = f'''#!/bin/sh
 """:"
 # Written by nodeready; the next deploy overwrites it.
@@ -62,7 +51,6 @@ def content() -> bytes:
 
 @lru_cache(maxsize=1)
 def digest() -> str:
-    """The sha256 of the file."""
     return hashlib.sha256(content()).hexdigest()
 
 
@@ -234,8 +222,7 @@ class RankProgram:
 class DebugTools:
     """The tools of a debugging session on the node."""
 
-    # the policy's packages that are not installed, in the policy's order
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # the policy's packages that are missing, in the policy's order
     manager: str = ""  # apt-get, zypper, dnf or yum; "" when the node has none of them
     machine: str = ""  # ``uname -m``; "" when the policy leaves py-spy alone
     # the version of /usr/local/bin/py-spy, by its digest, else by its own output; "" when it does
@@ -245,22 +232,16 @@ class DebugTools:
     sha256: str = ""  # of that file, hexadecimal
     linked: bool = False  # the file is a link
     noexec: bool = False  # the mount forbids to start it
-    # that file and the directories on the way to it, where users other than root can change them
-    exposed: tuple[str, ...] = ()
-    # the directories on the way to that file that ordinary users cannot enter
-    closed: tuple[str, ...] = ()
+    exposed: tuple[str, ...] = ()  # its file and directories that others than root can change
+    closed: tuple[str, ...] = ()  # the directories on the way to it that users cannot enter
     registered: tuple[str, ...] = ()  # the policy's packages that the package manager has
     # broken programs of such packages without a command of the package's name
     broken: tuple[BrokenProgram, ...] = ()
     access: Access = field(default_factory=Access)  # the modes of the programs
-    # the Python that starts nodeready's programs, of 3.9 or newer; "": there is none
-    python: str = ""
-    # without such a Python: the first older one, with its version; "": none at all
-    old_python: str = ""
-    # the file that starts a rank; None: it is missing, or the policy leaves it alone
-    run: RankProgram | None = None
-    # the paths of py-spy and of that file, where a directory or a device stands
-    no_files: tuple[str, ...] = ()
+    python: str = ""  # the Python for nodeready's programs, of 3.9 or newer; "": there is none
+    old_python: str = ""  # without it: the first older one, with its version; "": none
+    run: RankProgram | None = None  # the file that starts a rank; None: missing, or not managed
+    no_files: tuple[str, ...] = ()  # of py-spy and that file: where a directory or device stands
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -297,8 +278,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
     python = parse_pythons(output.all("python"))
     run = None
     for row in output.all("run")[:1]:
-        match = re.fullmatch(r"(\d{1,10}) ([0-7]{1,5}) ([0-9a-f]{64})?", row)
-        if match is None:
+        if (match := re.fullmatch(r"(\d{1,10}) ([0-7]{1,5}) ([0-9a-f]{64})?", row)) is None:
             raise ProbeError(f"the mode of {RUN} is no mode", row)
         run = RankProgram(int(match[1]), int(match[2], 8), match[3] or "")
     versions = {(of, digest): version for (version, of), digest in DIGESTS.items()}
@@ -313,14 +293,16 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
         linked="link" in values,
         noexec="noexec" in values,
         exposed=tuple(dict.fromkeys(exposed)),
-        closed=tuple(dict.fromkeys(path for _, _, mode, path in rows[:-1] if not mode & EXECUTE)),
+        closed=tuple(
+            dict.fromkeys(path for _, _, mode, path in rows[:-1] if not mode & access.EXECUTE)
+        ),
         registered=tuple(name for name in policy.packages if name in output.all("registered")),
         broken=tuple(
             BrokenProgram(match[1], match[2], match[3])
             for match in filter(None, map(_BROKEN.fullmatch, output.all("broken")))
             if match[1] in policy.packages
         ),
-        access=parse_access(outputs),
+        access=access.parse_access(outputs),
         python=python.name,
         old_python=python.old,
         run=run,
@@ -331,32 +313,23 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
 # --- The programs of the policy's packages, from the view of an ordinary user.
 
 
-@dataclass(frozen=True)
-class UnusablePackage:
-    """A package of the policy with a program that users cannot run."""
-
-    package: str
-    program: UnusableProgram
-
-
-def unusable(observed: DebugTools, policy: Policy) -> Iterator[UnusablePackage]:
-    """The programs of the policy's installed packages that users cannot run."""
+def unusable(observed: DebugTools, policy: Policy) -> Iterator[tuple[str, UnusableProgram]]:
+    """The policy's installed packages with a program that users cannot run, and that program."""
     for name in policy.packages:
         if name in observed.missing:
             continue
         reported = set[str]()
-        for program in (name, *COMPANIONS.get(name, ())):
-            problem = unusable_program(observed.access, program)
+        for program in (name, *access.COMPANIONS.get(name, ())):
+            problem = access.unusable_program(observed.access, program)
             problem = problem or _missing_companion(observed, name, program)
             if problem is not None:
                 reported.add(problem.path)
-                yield UnusablePackage(name, problem)
+                yield name, problem
         for broken in observed.broken:
             if broken.package == name and broken.path not in reported:
                 how = "is not executable" if broken.how == "mode" else f"is {broken.how}"
-                yield UnusablePackage(
-                    name, UnusableProgram(broken.path, f"{broken.path} {how}", _repair(broken))
-                )
+                words = f"{broken.path} {how}"
+                yield name, UnusableProgram(broken.path, words, _repair(broken))
 
 
 def _missing_companion(observed: DebugTools, package: str, program: str) -> UnusableProgram | None:
@@ -366,7 +339,7 @@ def _missing_companion(observed: DebugTools, package: str, program: str) -> Unus
     script = next(iter(observed.access.programs(package)), "")
     inode = observed.access.inodes.get(script)
     is_debians = package in observed.registered and script == f"/usr/bin/{package}"
-    if not is_debians or inode is None or inode.size_bytes >= SCRIPT_BYTES:
+    if not is_debians or inode is None or inode.size_bytes >= access.SCRIPT_BYTES:
         return None
     return UnusableProgram(f"/usr/bin/{program}", f"/usr/bin/{program} is gone", "reinstall")
 
@@ -374,9 +347,9 @@ def _missing_companion(observed: DebugTools, package: str, program: str) -> Unus
 def _repair(broken: BrokenProgram) -> str:
     """The repair of a program that no user can run; "": a file in /usr/local has no package."""
     folder, _, name = broken.path.rpartition("/")
-    if broken.how == "mode" and folder in FOLDERS and name == broken.package:
+    if broken.how == "mode" and folder in access.FOLDERS and name == broken.package:
         return "chmod"
-    return "reinstall" if folder in PACKAGED else ""
+    return "reinstall" if folder in access.PACKAGED else ""
 
 
 #: Numbers of groups below this are the distribution's (login.defs(5), GID_MIN).
@@ -385,10 +358,9 @@ _GROUPS = 1000
 
 def _rights(row: str) -> tuple[int, int, int, str]:
     """(owner, group, mode, path) of a row of stat's. Raises ProbeError."""
-    match = re.fullmatch(r"(\d{1,10}) (\d{1,10}) ([0-7]{1,5}) (/\S*)", row)
-    if match is None:
+    if (match := re.fullmatch(r"(\d{1,10}) (\d{1,10}) ([0-7]{1,5}) (/\S*)", row)) is None:
         raise ProbeError(f"the mode of {PY_SPY} is no mode", row)
     return int(match[1]), int(match[2]), int(match[3], 8), match[4]
 
 
-PROBE = Probe("debug_tools", (Section("debug_tools", _script), ACCESS), parse)
+PROBE = Probe("debug_tools", (Section("debug_tools", _script), access.ACCESS), parse)

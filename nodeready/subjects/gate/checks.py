@@ -48,8 +48,7 @@ def leftover(observed: Gate, policy: Policy) -> Result:
     if policy.gate:
         return leftover.na("gate is True")
     staying = required_programs(observed)
-    gone = [path for path in observed.existing if path not in staying]
-    if gone:
+    if gone := [path for path in observed.existing if path not in staying]:
         return leftover.fixable(", ".join(gone))
     if staying:
         actual = "; ".join(f"{path}: {reason}" for path, reason in staying.items())
@@ -59,12 +58,9 @@ def leftover(observed: Gate, policy: Policy) -> Result:
     return leftover.na(OFF) if not observed.existing else leftover.ok()
 
 
-@_check_of_files(
-    "gate.python",
-    drifts("install"),
-    fix="install one beside it: dnf install python3.11, zypper install python311",
-    expects="Python 3.9 or newer",
-)
+@_check_of_files("gate.python", drifts("install"),
+                 fix="install one beside it: dnf install python3.11, zypper install python311",
+                 expects="Python 3.9 or newer")  # fmt: skip
 def python(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has a Python that can run its own check: 3.9 or newer, without further packages.
 
@@ -147,9 +143,8 @@ def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     So Slurm's prolog finds a fresh verdict and does not delay a job, and Prometheus has its file.
     """
     if observed.systemd:
-        result = _installed(
-            timer, observed, policy, fleet, (facts.RECORD, facts.SERVICE, facts.TIMER)
-        )
+        paths = (facts.RECORD, facts.SERVICE, facts.TIMER)
+        result = _installed(timer, observed, policy, fleet, paths)
         if result.status == "ok" and facts.WANTED not in observed.existing:
             return timer.fixable(
                 "nodeready.timer is not enabled", facts.TIMER, expected="enabled at boot"
@@ -233,11 +228,11 @@ def verdict(observed: Gate, policy: Policy) -> Result:
     age = observed.since_s if observed.age_s is None else observed.age_s
     if observed.age_s is None and age <= limit:
         return verdict.na(f"installed {age} s ago: the first verdict is not due yet")
-    expected = f"at most {limit} s old"
+    check = verdict.expecting(f"at most {limit} s old")
     if age <= limit:
-        return verdict.ok(expected=expected)
+        return check.ok()
     actual = f"{age} s old" if observed.age_s is not None else "none"
-    return verdict.warn(actual, expected=expected)
+    return check.warn(actual)
 
 
 @check(
@@ -256,24 +251,22 @@ def drain(observed: Gate, policy: Policy) -> Result:
     """
     if not (policy.gate and policy.gate_drain):
         return drain.na("gate_drain is False" if policy.gate else OFF)
-    expected = f"drained when not ready, at most {policy.gate_drain_max} of a partition"
+    check = drain.expecting(
+        f"drained when not ready, at most {policy.gate_drain_max} of a partition"
+    )
     if observed.held:
-        return drain.fail(f"not ready, and not drained: {observed.held}", expected=expected)
-    return drain.ok(expected=expected)
+        return check.fail(f"not ready, and not drained: {observed.held}")
+    return check.ok()
 
 
 SUBJECT = Subject(
-    "gate",
-    __doc__,
+    "gate", __doc__,
     checks=(leftover, python, bundle, policy, timer, slurm_scripts, slurm_conf, verdict, drain),
     probe=facts.PROBE,
     # Without the bundle, which is no text.
     files=(
-        "/etc/systemd/system/nodeready.*",
-        "/etc/cron.d/nodeready",
-        "/etc/nodeready/policy.json",
-        "/usr/local/lib/nodeready/record",
-        "/usr/local/lib/nodeready/slurm-*",
+        "/etc/systemd/system/nodeready.*", "/etc/cron.d/nodeready", "/etc/nodeready/policy.json",
+        "/usr/local/lib/nodeready/record", "/usr/local/lib/nodeready/slurm-*",
     ),
     # The control machine judges whether the node's own check is installed rightly.
     judged_on_node=False,
@@ -284,4 +277,4 @@ SUBJECT = Subject(
         unique="digests",
         elements={"digests": ""},
     ),
-)
+)  # fmt: skip

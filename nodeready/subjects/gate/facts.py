@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-from nodeready.core.base import (
-    Line,
-    Output,
-    Probe,
-    ProbeError,
-    Section,
-    by_path,
-    file_lines,
-    number,
-)
+from nodeready.core import base
 from nodeready.core.policy import Policy
 from nodeready.core.shell import SCRIPT as PYTHONS_SCRIPT
 from nodeready.core.shell import parse_pythons
@@ -39,11 +30,9 @@ CRON = "/etc/cron.d/nodeready"
 VERDICT = "/run/nodeready/verdict.json"
 #: Why the node stays in service although it is not ready, on one line: a `Hold`.
 HELD = "/run/nodeready/held"
-#: The first word of nodeready's drain reasons. A drain with another reason is never changed or
-#: ended.
+#: The first word of nodeready's drain reasons. A drain with another one is never changed.
 PREFIX = "nodeready:"
-#: The beginning of the reason of a drain that a second look has not confirmed
-#: (agent/gate/drain.py).
+#: So begins the reason of a drain that a second look has not confirmed (agent/gate/drain.py).
 PENDING = f"{PREFIX} (pending) "
 
 #: In the order in which they are removed: first the files that start the check.
@@ -145,8 +134,7 @@ class SlurmConf:
 
     path: str  # the file
     prolog: tuple[tuple[str, str], ...] = ()  # (value, ``/path:number``) of each Prolog line
-    # (value, ``/path:number``) of each HealthCheckProgram line
-    health: tuple[tuple[str, str], ...] = ()
+    health: tuple[tuple[str, str], ...] = ()  # (value, ``/path:number``) of HealthCheckProgram's
     interval: str | None = None  # HealthCheckInterval as written; None: not set, which is never
     timeout: str | None = None  # PrologEpilogTimeout as written; None: not set, which is for ever
 
@@ -161,10 +149,8 @@ class Gate:
     """The node's own check, as far as it is installed."""
 
     JSON_KEYS: ClassVar = {"existing": "there"}
-
     existing: tuple[str, ...] = ()  # our files that exist, in the order of FILES
-    # path -> sha256 of these files; None where the policy wants no gate
-    digests: Mapping[str, str] | None = None
+    digests: Mapping[str, str] | None = None  # path -> sha256; None where the policy wants no gate
     runs: tuple[str, ...] = ()  # our programs that are executable
     systemd: bool = False  # systemd runs as the init
     cron: bool = False  # there is an /etc/cron.d
@@ -173,8 +159,7 @@ class Gate:
     python: str = ""  # a Python that can run the check, or ""
     old: str = ""  # without a new enough Python: the first one, with its version; else ""
     magic: str = ""  # the magic number of that Python's compiled code, or ""
-    # the sha256 of the bundle that was compiled, the sha256 of the compiled program, the magic
-    # number; None: there is no note
+    # sha256 of the compiled bundle, sha256 of the program, magic number; None: no note
     note: tuple[str, str, str] | None = None
     exposed: tuple[str, ...] = ()  # files that root runs and other users can write
     age_s: int | None = None  # seconds since the last verdict; None: no verdict yet
@@ -182,9 +167,9 @@ class Gate:
     held: str = ""  # why the gate did not drain the node though it is not ready, or ""
 
 
-def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
+def _slurm_conf(path: str, lines: Iterable[base.Line]) -> SlurmConf:
     """The values of slurm.conf and its included files; keys in any case, the last line counts."""
-    by_file = by_path(lines)
+    by_file = base.by_path(lines)
     settings: dict[str, list[tuple[str, str]]] = {}
     todo, done = [path], set[str]()
     while todo:
@@ -192,8 +177,7 @@ def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
         # A file that is included twice is read once.
         for line in by_file.get(file, ()) if file not in done else ():
             words = line.text.partition("#")[0].strip()
-            match = re.match(r"(\w+)(?:\s*=\s*|\s+)(\S+)", words)
-            if match is None:
+            if (match := re.match(r"(\w+)(?:\s*=\s*|\s+)(\S+)", words)) is None:
                 continue
             key, value = match[1].lower(), match[2].strip("\"'")
             if key == "include":
@@ -212,7 +196,7 @@ def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
     )
 
 
-def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
+def parse(outputs: Mapping[str, base.Output], policy: Policy) -> Gate:
     """The observation. Raises ProbeError for a time that is no number."""
     output = outputs["gate"]
     text, values = output.require(), output.values()
@@ -228,13 +212,13 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
     for row in output.all("file"):
         time, _, remaining = row.partition(" ")
         rights, _, path = remaining.partition(" /")
-        written[f"/{path}"] = number(time, "a file's time")
+        written[f"/{path}"] = base.number(time, "a file's time")
         # Only the owner may write, and the owner is root.
         if f"/{path}" in ROOTS and not re.fullmatch("0 [0-7]*[0145][0145]", rights):
             exposed.append(f"/{path}")
-    now_s = number(values["now"], "the time") if "now" in values else 0
+    now_s = base.number(values["now"], "the time") if "now" in values else 0
     if policy.gate and not now_s:
-        raise ProbeError("date +%s printed no time", text)
+        raise base.ProbeError("date +%s printed no time", text)
     conf = values.get("slurm", "")
     hold = Hold.parse(values.get("held", ""))
     # The note of agent/gate/main.py.
@@ -246,7 +230,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
         systemd="systemd" in values,
         cron="cron" in values,
         slurm="slurmd" in values or bool(conf),
-        slurm_conf=_slurm_conf(conf, file_lines(text)) if conf else None,
+        slurm_conf=_slurm_conf(conf, base.file_lines(text)) if conf else None,
         python=python,
         old=old,
         magic=magic,
@@ -258,4 +242,4 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
     )
 
 
-PROBE = Probe("gate", (Section("gate", _script),), parse)
+PROBE = base.Probe("gate", (base.Section("gate", _script),), parse)

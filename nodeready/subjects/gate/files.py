@@ -73,8 +73,7 @@ def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
 def cron_times(interval_s: int) -> str:
     """The five fields of crontab(5) for about this interval; cron's shortest is a minute.
 
-    A step that does not divide an hour (a day) gives one shorter pause in each hour (day), never
-    a longer one.
+    A step that does not divide an hour (a day) gives one shorter pause in each, never a longer.
     """
     minutes = max(1, interval_s // 60)
     if minutes < 60:

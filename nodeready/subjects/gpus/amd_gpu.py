@@ -22,8 +22,7 @@ class AmdGpu(Gpu):
     # the links (1: an error, 2: several), which MI300 does not have
     xgmi_errors: int | None = None
     ecc_deferred: int | None = None  # uncorrectable errors in data that no program has read yet
-    # how the device is divided: ``SPX/NPS1`` is one GPU with one memory
-    partition: str | None = None
+    partition: str | None = None  # how it is divided: ``SPX/NPS1`` is one GPU with one memory
 
 
 #: Performance levels at which the GPU stays at its lowest clocks (Linux' amdgpu_pm.c).
@@ -82,14 +81,12 @@ def accelerators(gpus: Iterable[AmdGpu], bus: Iterable[PciGpu]) -> tuple[AmdGpu,
     numbers of lanes are not judged.
     """
     bus_gpus = {bus_gpu.address: bus_gpu for bus_gpu in bus}
-    accelerator_gpus = []
-    for gpu in gpus:
-        bus_gpu = bus_gpus.get(gpu.pci_address)
-        if bus_gpu is None:
-            accelerator_gpus.append(gpu)
-        elif not is_integrated(bus_gpu.device):
-            accelerator_gpus.append(_with_bus_width(gpu, bus_gpu))
-    return tuple(accelerator_gpus)
+    pairs = ((gpu, bus_gpus.get(gpu.pci_address)) for gpu in gpus)
+    return tuple(
+        gpu if bus_gpu is None else _with_bus_width(gpu, bus_gpu)
+        for gpu, bus_gpu in pairs
+        if bus_gpu is None or not is_integrated(bus_gpu.device)
+    )
 
 
 def _with_bus_width(gpu: AmdGpu, bus_gpu: PciGpu) -> AmdGpu:
@@ -266,29 +263,23 @@ def _sensor(reader: Reader, kind: str, old: str) -> tuple[int | None, int | None
 _AMD_SMI: Mapping[str, tuple[Any, ...]] = {
     "pcie_width": (amd_json.lanes, "pcie/width", "pcie/current_lanes", "pcie/pcie_lanes"),
     "pcie_generation": (
-        amd_json.generation,
-        "pcie/speed",
-        "pcie/current_speed",
-        "pcie/pcie_speed",
+        amd_json.generation, "pcie/speed", "pcie/current_speed", "pcie/pcie_speed",
     ),
     "model": (amd_json.parse_name, "asic/market_name"),
     "vbios": (
-        *(amd_json.parse_name, "vbios/part_number", "vbios/version"),
-        *("ifwi/part_number", "ifwi/version"),
+        amd_json.parse_name, "vbios/part_number", "vbios/version", "ifwi/part_number",
+        "ifwi/version",
     ),
     "memory_total_mb": (amd_json.megabytes, "mem_usage/total_vram", "mem_usage/vram", "vram/size"),
     "memory_used_mb": (amd_json.megabytes, "mem_usage/used_vram"),
-}
+}  # fmt: skip
 #: Likewise, of those that are read after the errors of memory.
 _AMD_SMI_MAXIMA: Mapping[str, tuple[Any, ...]] = {
     "pcie_generation_max": (amd_json.generation, "bus/max_pcie_speed", "bus/pcie_speed"),
     "pcie_width_max": (
-        amd_json.lanes,
-        "bus/max_pcie_width",
-        "bus/max_pcie_lanes",
-        "bus/pcie_lanes",
+        amd_json.lanes, "bus/max_pcie_width", "bus/max_pcie_lanes", "bus/pcie_lanes",
     ),
-}
+}  # fmt: skip
 _POWER_LIMITS = ("limit/socket_power", "limit/current_power", "limit/power")
 
 
@@ -346,22 +337,17 @@ def parse_amd_smi(
 
     links_error: why the tool could not read the links
     """
-    metrics = {
-        amd_json.whole_number(entry.get("gpu")): entry for entry in amd_json.entries(metric)
-    }
+    metrics = {amd_json.whole_number(row.get("gpu")): row for row in amd_json.entries(metric)}
     links = _links(xgmi)
     addresses = set()
     for entry in amd_json.entries(static):
         gpu = _gpu(entry, metrics.get(amd_json.whole_number(entry.get("gpu")), {}), kfd, links)
-        later_partition = amd_json.whole_number(
-            amd_json.value_at(entry, "partition", "partition_id")
-        )
-        if gpu.pci_address in addresses or later_partition:
+        partition = amd_json.whole_number(amd_json.value_at(entry, "partition", "partition_id"))
+        if gpu.pci_address in addresses or partition:
             continue
         addresses.add(gpu.pci_address)
         unread = ", ".join(str(link.index) for link in gpu.links if link.state == "unknown")
-        reason = links_error or (f"no state of the links {unread}" if unread else "")
-        if reason:
+        if reason := links_error or (f"no state of the links {unread}" if unread else ""):
             gpu = replace(gpu, unread=(*gpu.unread, ("links", reason)))
         yield gpu
 
@@ -384,7 +370,6 @@ def cards(printed: str) -> dict[int, dict[str, Any]]:
 
 
 def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
-    """The devices in what rocm-smi printed."""
     for index, card in sorted(cards(printed).items()):
         reader = Reader(card)
         pci_address = amd_json.address(card.get("pci bus"))
@@ -542,9 +527,7 @@ _NO_LINKS = re.compile(r"not supported|not_supported|invalid choice|unrecognized
 
 
 def _links_error(call: _ToolCall | None) -> str:
-    """Why ``amd-smi xgmi`` could not read the links; "" where it read them, or where there are
-    none.
-    """
+    """Why ``amd-smi xgmi`` could not read the links; "": it could, or there are none."""
     if call is None or call.status == 0:
         return ""
     if call.status is None:
@@ -556,8 +539,7 @@ def _links_error(call: _ToolCall | None) -> str:
 
 def _tool(output: Output, before: str, calls: Mapping[str, _ToolCall]) -> Tool:
     """The tool and its state; a failure of ``xgmi`` alone does not count."""
-    installed = re.findall(r"^have=(amd-smi|rocm-smi)$", before, re.M)
-    if not installed:
+    if not (installed := re.findall(r"^have=(amd-smi|rocm-smi)$", before, re.M)):
         # Without its first line, the section ended before its search for a tool.
         timed_out = output.rc is None and not output.truncated
         return Tool("amd-smi", "timed out" if timed_out else "missing")

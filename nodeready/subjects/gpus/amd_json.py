@@ -115,15 +115,13 @@ class Reader:
 
     def note_error(self, field: str, value: Any) -> None:
         """Remember the error in the field's place; words for a missing value are no error."""
-        words = error(value)
-        if words:
+        if words := error(value):
             self.unread.append((field, words))
 
     def get(self, field: str, read: Callable[[Any], _Value | None], *paths: str) -> _Value | None:
         """The field's value; None where it cannot be read, which is noted."""
         value = self.raw(*paths)
-        parsed = read(value)
-        if parsed is None:
+        if (parsed := read(value)) is None:
             self.note_unreadable(field, read, value)
         return parsed
 
@@ -132,8 +130,7 @@ class Reader:
 
         The numbers of `_NONE` mean that the device has no such value.
         """
-        measure = number(value)
-        if measure is None:
+        if (measure := number(value)) is None:
             self.note_error(field, value)
         elif read in _NONE and measure not in _NONE[read]:
             self.unread.append((field, (text(value) or "")[:80]))
@@ -246,8 +243,7 @@ class Kfd:
     devices: tuple[str, ...] = ()  # the addresses of the GPUs that can compute
     # address -> the processes with memory on the GPU
     processes: Mapping[str, tuple[GpuProcess, ...]] = field(default_factory=dict)
-    # address -> whether a bad page is still in use
-    unreserved: Mapping[str, bool] = field(default_factory=dict)
+    unreserved: Mapping[str, bool] = field(default_factory=dict)  # address -> a bad page is in use
     # address -> uncorrectable and correctable errors of all blocks
     ras: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     # address -> sensor (``edge``, ``junction``, ``mem``) -> where it slows the GPU down

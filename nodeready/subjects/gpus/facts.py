@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +15,6 @@ from nodeready.core.result import ALONE, FleetFacts
 from nodeready.subjects.gpus import amd_gpu, kernel_log, nvidia, peers
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
 from nodeready.subjects.gpus.nvidia import NvidiaSmi, NvLinks
-from nodeready.subjects.gpus.peers import PeerAccess
 
 # --- The PCI bus, the drivers of its GPUs, and the device files that jobs open.
 #
@@ -88,17 +87,6 @@ _SCRIPT = rf"""
 SECTION = Section("pci_gpus", lambda policy: _SCRIPT, cap_bytes=1 << 20)
 
 
-@dataclass(frozen=True)
-class Pci:
-    """What the PCI bus and /dev show."""
-
-    gpus: tuple[PciGpu, ...]
-    nvswitches: int
-    driver: str | None  # the version of NVIDIA's kernel module; None: not loaded
-    device_files: tuple[DeviceFile, ...]
-    peers: PeerAccess  # how GPUs and adapters reach each other
-
-
 def _number(text: str | None) -> int | None:
     match = re.fullmatch(r"\s*(-?[0-9]{1,9})\s*", text or "")
     return int(match[1]) if match else None
@@ -158,20 +146,15 @@ def _gpu(address: str, values: Mapping[str, str], errors: Mapping[str, list[str]
     )
 
 
-def parse_pci(output: Output) -> Pci:
-    """The bus as the section showed it. Raises ProbeError when the section did not end well."""
-    return _parse_pci(output.require())
-
-
 # The bus of thousands of nodes is the same.
 @lru_cache(maxsize=16)
-def _parse_pci(text: str) -> Pci:
+def parse_pci(text: str) -> Gpus:
+    """The bus and /dev alone, as the section showed them."""
     lines = text.split("\n")
     devices: dict[str, dict[str, str]] = {}
     errors: dict[str, dict[str, list[str]]] = {}
     for line in lines:
-        match = _LINE.match(line)
-        if match is None:
+        if (match := _LINE.match(line)) is None:
             continue
         address, name, words = match.groups()
         values = devices.setdefault(address, {})
@@ -195,14 +178,20 @@ def _parse_pci(text: str) -> Pci:
         re.M,
     )
     files = tuple(DeviceFile(m[4], m[1], int(m[2]), int(m[3])) for m in listed_files)
-    return Pci(tuple(gpus), nvswitches, _driver(lines), files, peers.parse(text))
+    return Gpus(
+        pci=tuple(gpus),
+        nvswitches=nvswitches,
+        driver=_driver(lines),
+        device_files=files,
+        peers=peers.parse(text),
+    )
 
 
 # --- All sources together.
 
 
-def _fabric_manager(pci: Pci, smi: NvidiaSmi) -> str:
-    if not pci.nvswitches and not any(gpu.fabric_state for gpu in smi.gpus):
+def _fabric_manager(bus: Gpus, smi: NvidiaSmi) -> str:
+    if not bus.nvswitches and not any(gpu.fabric_state for gpu in smi.gpus):
         return "not needed"
     if smi.fabric_manager is None:
         return "not looked for"
@@ -229,27 +218,24 @@ def _with_links(gpu: Gpu, links: NvLinks, shown_models: Container[str | None]) -
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
     """The GPUs. A tool that fails is a `Tool`; raises ProbeError when the bus was not read."""
-    pci = parse_pci(outputs[SECTION.name])
+    bus = parse_pci(outputs[SECTION.name].require())
     smi = nvidia.parse(outputs[nvidia.SECTION.name])
     links = nvidia.parse_nvlink(outputs[nvidia.NVLINK_SECTION.name])
     shown_models = {gpu.model for gpu in smi.gpus if links.links.get(gpu.uuid or "")}
     amd_gpus, amd_tool, amd_driver = amd_gpu.parse(outputs[amd_gpu.SECTION.name])
     faults, log = kernel_log.parse(outputs[kernel_log.SECTION.name])
-    return Gpus(
-        pci=pci.gpus,
-        nvswitches=pci.nvswitches,
+    return replace(
+        bus,
         nvidia=tuple(_with_links(gpu, links, shown_models) for gpu in smi.gpus),
-        amd=amd_gpu.accelerators(amd_gpus, pci.gpus),
+        amd=amd_gpu.accelerators(amd_gpus, bus.pci),
         nvidia_tool=smi.tool,
         nvlink_tool=links.tool,
         amd_tool=amd_tool,
-        driver=pci.driver or smi.driver,
+        driver=bus.driver or smi.driver,
         amd_driver=amd_driver,
         cuda=smi.cuda,
-        fabric_manager=_fabric_manager(pci, smi),
-        device_files=pci.device_files,
-        peers=pci.peers,
-        kernel_faults=kernel_log.faults_of_gpus(faults, (gpu.address for gpu in pci.gpus)),
+        fabric_manager=_fabric_manager(bus, smi),
+        kernel_faults=kernel_log.faults_of_gpus(faults, (gpu.address for gpu in bus.pci)),
         kernel_log=log,
     )
 
@@ -274,8 +260,7 @@ def _several(values: Iterable[Any]) -> str | None:
 
 
 def _links(gpu: Gpu) -> str | None:
-    active = [link for link in gpu.links if link.state == "active"]
-    if not active:
+    if not (active := [link for link in gpu.links if link.state == "active"]):
         return None
     speeds = sorted({link.speed_gbps for link in active if link.speed_gbps is not None})
     text = "/".join(f"{speed:g}" for speed in speeds)
@@ -283,7 +268,6 @@ def _links(gpu: Gpu) -> str | None:
 
 
 def compared(observed: Gpus, fleet: FleetFacts = ALONE) -> dict[str, str | int | float]:
-    """What nodes of a group should have in common."""
     gpus = observed.gpus
     facts = {
         "driver": observed.driver,
@@ -302,9 +286,7 @@ def compared(observed: Gpus, fleet: FleetFacts = ALONE) -> dict[str, str | int |
 
 
 def learned(observed: Gpus) -> dict[str, Any]:
-    """The policy that this node would fit: what all of its GPUs agree on."""
-    gpus = observed.gpus
-    if not gpus:
+    if not (gpus := observed.gpus):
         return {}
     settings: dict[str, Any] = {"gpu_count": len({gpu.pci_address for gpu in gpus})}
     drivers = {driver for driver in (observed.driver, observed.amd_driver) if driver}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from nodeready.core.base import cached_last
+from nodeready.core.base import cached_last, grouped
 from nodeready.core.result import Check, Result, join_names
 from nodeready.core.text import join_ranges, range_text
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, PciGpu, Tool
@@ -21,13 +21,11 @@ _SHOWN = 4
 
 def is_guest(gpu: PciGpu) -> bool:
     """Whether the GPU is given to virtual machines, so that this host does not use it."""
-    return gpu.driver is not None and (
-        gpu.driver.startswith("vfio") or gpu.driver in _GUEST_DRIVERS
-    )
+    driver = gpu.driver or ""
+    return driver.startswith("vfio") or driver in _GUEST_DRIVERS
 
 
 def vendor_tool_of(observed: Gpus, vendor: str) -> Tool:
-    """The vendor's tool, and whether it worked."""
     return observed.nvidia_tool if vendor == "nvidia" else observed.amd_tool
 
 
@@ -35,8 +33,7 @@ def expected_gpus(observed: Gpus, vendor: str = "") -> list[PciGpu]:
     """The GPUs on the bus that jobs of this host could use.
 
     GPUs of virtual machines do not count. A display adapter without its vendor's tool and driver
-    only serves a screen, like the graphics of a processor. Without AMD's tool, only an Instinct
-    counts.
+    only serves a screen, like a processor's graphics. Without AMD's tool, only an Instinct counts.
     """
     return [gpu for gpu in _find_expected_gpus(observed) if vendor in ("", gpu.vendor)]
 
@@ -58,7 +55,6 @@ def _find_expected_gpus(observed: Gpus) -> list[PciGpu]:
 
 
 def unshown_gpus(observed: Gpus, vendor: str = "") -> list[PciGpu]:
-    """The expected GPUs that no tool shows."""
     shown = {gpu.pci_address for gpu in observed.gpus}
     return [gpu for gpu in expected_gpus(observed, vendor) if gpu.address not in shown]
 
@@ -67,8 +63,7 @@ def no_gpu_reason(observed: Gpus) -> str:
     """Why the node has no GPU to judge; "" when it has one."""
     if observed.gpus or expected_gpus(observed):
         return ""
-    guests = sum(is_guest(gpu) for gpu in observed.pci)
-    if guests:
+    if guests := sum(is_guest(gpu) for gpu in observed.pci):
         return f"the GPUs ({guests}) belong to virtual machines"
     return "display adapters only" if observed.pci else "no GPU on the PCI bus"
 
@@ -92,9 +87,7 @@ def unshown_reason(observed: Gpus, vendor: str = "") -> str:
 
 def findings_text(findings: Iterable[tuple[Gpu, str]]) -> str:
     """``gpu 3 (0000:5e:00.0): text``; GPUs with the same text share one entry."""
-    groups: dict[tuple[str, str], list[Gpu]] = {}
-    for gpu, text in findings:
-        groups.setdefault((gpu.vendor, text), []).append(gpu)
+    groups = grouped(((gpu.vendor, text), gpu) for gpu, text in findings)
     words = []
     for (_, text), gpus in groups.items():
         if len(gpus) == 1:
@@ -112,7 +105,6 @@ def distinct_values(values: Iterable[Any]) -> str:
 
 
 def tool_names(gpus: Iterable[Gpu], observed: Gpus) -> str:
-    """The tools that show these GPUs."""
     names = dict.fromkeys(vendor_tool_of(observed, gpu.vendor).name for gpu in gpus)
     return ", ".join("nvidia-smi -q" if name == "nvidia-smi" else name for name in names)
 
@@ -128,7 +120,6 @@ def unreadable_text(observed: Gpus, reads: Collection[str]) -> str:
 
 
 def silent_text(gpus: Iterable[Gpu]) -> str:
-    """The GPUs whose tool shows no value, in words."""
     return findings_text((gpu, "its tool does not say") for gpu in gpus)
 
 
@@ -168,8 +159,7 @@ def judge_each(
         reads = reads or (field,)
     values = [(gpu, value(gpu)) for gpu in observed.gpus]
     gpus_with_value = [gpu for gpu, current in values if current is not None]
-    findings = [(gpu, text) for gpu in gpus_with_value if (text := find_problem(gpu))]
-    if findings:
+    if findings := [(gpu, text) for gpu in gpus_with_value if (text := find_problem(gpu))]:
         text, source = findings_text(findings), tool_names((gpu for gpu, _ in findings), observed)
         return check.fail(text, source, fix, expected=expected, actions=actions, status=status)
     if hidden := unshown_reason(observed) or unreadable_text(observed, reads):

@@ -20,8 +20,7 @@ def pci_address(text: str) -> str | None:
     >>> pci_address("00000000:5E:00.0"), pci_address("0000:5e:00")
     ('0000:5e:00.0', '0000:5e:00.0')
     """
-    match = _PCI_ADDRESS.fullmatch(text.strip())
-    if match is None:
+    if (match := _PCI_ADDRESS.fullmatch(text.strip())) is None:
         return None
     domain, bus, device, function = (int(digits or "0", 16) for digits in match.groups())
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
@@ -34,8 +33,7 @@ class GpuProcess:
     pid: int  # of the process
     name: str  # as the tool prints it, often a path
     memory_mb: int | None = None  # MiB of the GPU's memory that it uses
-    # NVIDIA's type: ``C`` computes, ``G`` only draws (an X server), ``C+G``, ``M+C`` (MPS)
-    kind: str | None = None
+    kind: str | None = None  # ``C`` computes, ``G`` only draws (X server), ``C+G``, ``M+C`` (MPS)
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,7 @@ class GpuLink:
 
     index: int  # the tool's number of the link
     state: str  # ``active`` or ``inactive``
-    # gigabytes per second in one direction, as nvidia-smi prints it
-    speed_gbps: float | None = None
+    speed_gbps: float | None = None  # gigabytes per second in one direction, as nvidia-smi has it
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,7 @@ class Gpu:
     ecc_correctable_volatile: int | None = None  # errors since the driver was loaded
     remap_pending: bool | None = None  # memory rows are replaced at the next reset
     remap_failed: bool | None = None  # no spare row was left for a memory row
-    # memory rows that were replaced after an uncorrectable error
-    remapped_uncorrectable: int | None = None
+    remapped_uncorrectable: int | None = None  # memory rows replaced after an uncorrectable error
     retired_pending: bool | None = None  # memory pages are retired at the next reset
     pcie_generation: int | None = None  # of the link now; a width is a number of lanes
     pcie_generation_max: int | None = None  # the maximum of device and slot together
@@ -91,28 +87,20 @@ class Gpu:
     memory_temperature_max_c: int | None = None  # degrees Celsius; the limit of the memory
     mig_pending: str | None = None  # ``on`` or ``off`` after the next reset
     repair_pending: bool | None = None  # a memory channel or a TPC that the next reset repairs
-    # the driver's recovery action: ``none``, ``reset``, ``reboot`` and others
-    recovery: str | None = None
-    # registration at the NVLink fabric: ``completed``, ``in progress`` and others
-    fabric_state: str | None = None
+    recovery: str | None = None  # the driver's action: ``none``, ``reset``, ``reboot`` and others
+    fabric_state: str | None = None  # registration at the fabric: ``completed`` and others
     fabric_status: str | None = None  # outcome of the registration: ``success``, or the error
-    # the faults of the device's attachment to the fabric, in words
-    fabric_faults: tuple[str, ...] = ()
-    # clique and cluster in the fabric: devices of one clique reach each other
-    fabric_clique: str | None = None
-    # ``switch connected``: the device's NVLinks lead to switches by construction
-    peer: str | None = None
+    fabric_faults: tuple[str, ...] = ()  # faults of its attachment to the fabric, in words
+    fabric_clique: str | None = None  # clique, cluster: devices of one clique reach each other
+    peer: str | None = None  # ``switch connected``: its NVLinks lead to switches by construction
     throttled: bool | None = None  # whether one of `throttle`'s reasons slows the device down
-    # degrees to the limit of temperature (T.Limit), below 0 beyond it
-    temperature_left_c: int | None = None
+    temperature_left_c: int | None = None  # degrees to the limit (T.Limit), below 0 beyond it
     sram_exceeded: bool | None = None  # more errors of SRAM than the vendor allows
     unrepairable: bool | None = None  # memory that no spare can replace
     spareless_banks: int | None = None  # banks of memory whose spare rows are used up
     retired_pages: int | None = None  # pages of memory retired in the device's lifetime
-    # who may compute on it: ``default``, ``exclusive_process``, ``prohibited``
-    compute_mode: str | None = None
-    # ``on`` or ``off``: the NVLink between the device and its Grace processor
-    c2c: str | None = None
+    compute_mode: str | None = None  # ``default``, ``exclusive_process`` or ``prohibited``
+    c2c: str | None = None  # ``on`` or ``off``: the NVLink between it and its Grace processor
     power_limit_w: int | None = None  # the limit of power that is set
     # the fields that the tool could not read, each with the text in its place; a field that begins
     # with ``tool`` is a value that no other check reads
@@ -129,14 +117,12 @@ class PciGpu:
     address: str  # on the PCI bus, ``0000:5e:00.0``
     vendor: str  # ``nvidia`` or ``amd``
     device: str  # the device id, four hex digits
-    # the kernel driver that is bound to the GPU; ``vfio-pci``: for a virtual machine
-    driver: str | None = None
+    driver: str | None = None  # the kernel driver bound to it; ``vfio-pci``: for a virtual machine
     numa_node: int | None = None  # to which its slot is attached; None: not known
     pcie_width: int | None = None  # lanes in use; None where sysfs has no number
     pcie_width_max: int | None = None  # lanes that the device and the port above it can use
     pcie_speed: str | None = None  # as sysfs prints it: ``16.0 GT/s PCIe``
-    # six hex digits: 030000 is a display adapter, 030200 and 120000 only compute
-    pci_class: str = ""
+    pci_class: str = ""  # six hex digits: 030000 is a display adapter, 030200 and 120000 compute
     # uncorrected errors of its link since the boot, here and at the port above it: ``fatal`` or
     # ``nonfatal``, the error's name in sysfs, how many
     aer: tuple[tuple[str, str, int], ...] = ()
@@ -171,13 +157,10 @@ class KernelFault:
     code: int | None  # of the Xid or SXid
     pci_address: str | None  # of the device; None: the line names none
     text: str  # the first such line, at most 160 characters
-    # ``ISOLATE``, ``REBOOT``, ``RESET``, ``MONITOR`` or ``APPLICATION`` (not the node's)
-    action: str
+    action: str  # ``ISOLATE``, ``REBOOT``, ``RESET``, ``MONITOR``; ``APPLICATION``: not a node's
     count: int = 1  # of such lines
-    # when the first and the last such line were written, seconds since the boot; None: the log has
-    # no such stamps
-    first_s: int | None = None
-    last_s: int | None = None  # likewise
+    first_s: int | None = None  # seconds since the boot, of the first such line; None: no stamps
+    last_s: int | None = None  # likewise, of the last such line
 
 
 @dataclass(frozen=True)
@@ -204,8 +187,7 @@ class Gpus:
     driver: str | None = None  # the version of NVIDIA's kernel driver; None: not loaded
     amd_driver: str | None = None  # the version of AMD's kernel driver; None: not loaded
     cuda: str | None = None  # the highest CUDA version that NVIDIA's driver supports
-    # ``running``, ``not running``, ``not needed`` or ``not looked for``
-    fabric_manager: str = "not needed"
+    fabric_manager: str = "not needed"  # or ``running``, ``not running``, ``not looked for``
     device_files: tuple[DeviceFile, ...] = ()  # that a job opens
     kernel_faults: tuple[KernelFault, ...] = ()  # in the kernel's log since the boot
     kernel_log: Tool = Tool("kernel log", "missing")  # whether the log could be read

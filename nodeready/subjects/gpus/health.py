@@ -5,18 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from nodeready.core import severity
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result, check, join_names
-from nodeready.core.severity import (
-    AMDGPU_RAS,
-    FABRIC,
-    GUIDELINES,
-    MEMORY_ERRORS,
-    RETIREMENT,
-    VALIDATION,
-    loses_job,
-    slows_job,
-)
+from nodeready.core.severity import GUIDELINES, MEMORY_ERRORS, loses_job, slows_job
 from nodeready.subjects.gpus.findings import (
     FaultSign,
     distinct_values,
@@ -121,8 +113,8 @@ _PAGE_SIGNS = (
 )
 
 
-@check("gpus.retired_pages", loses_job("reset_gpu", "reboot", "replace", source=RETIREMENT),
-       expects="none pending", fix=(_RESET, _REPLACE))  # fmt: skip
+@check("gpus.retired_pages", expects="none pending", fix=(_RESET, _REPLACE),
+       cost=loses_job("reset_gpu", "reboot", "replace", source=severity.RETIREMENT))  # fmt: skip
 def retired_pages(observed: Gpus, policy: Policy) -> Result:
     """No page of memory waits to be retired by a reset (boards before Ampere).
 
@@ -153,8 +145,7 @@ def _lanes(observed: Gpus, gpu: Gpu) -> int | None:
     Where a card has fewer lanes than its chip (a GTX 1650, an A2), nvidia-smi shows the chip's and
     sysfs the card's. A slot with fewer lanes than most of at least three peers is a fault.
     """
-    maximum = gpu.pcie_width_max
-    if maximum is None:
+    if (maximum := gpu.pcie_width_max) is None:
         return None
     for bus_gpu in observed.pci:
         if bus_gpu.address == gpu.pci_address and bus_gpu.pcie_width_max:
@@ -422,7 +413,6 @@ _READS = ("links", "uuid", "virtual")
 
 
 def _active_count(gpu: Gpu) -> int:
-    """The number of the GPU's active links."""
     return sum(link.state == "active" for link in gpu.links)
 
 
@@ -463,8 +453,7 @@ def _down_text(observed: Gpus, gpu: Gpu) -> str:
     return f"link {join_names(map(str, down))} inactive" if down else ""
 
 
-# A GPU beside a Grace processor: the link between them is on in a sound node (recorded GB200,
-# GB300).
+# A GPU beside a Grace processor: their link is on in a sound node (recorded GB200, GB300).
 _GRACE = re.compile(r"\bG[HB][23]00\b")
 
 
@@ -490,7 +479,6 @@ def _slow_links(observed: Gpus) -> list[tuple[Gpu, str]]:
 
 
 def _bridge_problem(observed: Gpus, gpu: Gpu) -> str:
-    """The problem with the bridges of a card, or ""."""
     model, active = gpu.model or "", _active_count(gpu)
     if gpu.mig == "on" or not _BRIDGED.search(model):
         return ""
@@ -503,7 +491,8 @@ def _bridge_problem(observed: Gpus, gpu: Gpu) -> str:
 _BRIDGES = "look at the bridges"
 
 
-@check("gpus.nvlink", slows_job("reset_gpu", "reboot", "reseat", "replace", source=VALIDATION),
+@check("gpus.nvlink",
+       slows_job("reset_gpu", "reboot", "reseat", "replace", source=severity.VALIDATION),
        expects="all links active at one speed", fix=(
     "reset the GPUs; then reseat the board or the bridge; see dmesg for amdgpu",
     _BRIDGES,
@@ -588,7 +577,7 @@ def _gpus_outside_fabric(observed: Gpus) -> list[tuple[Gpu, str]]:
 
 
 @check("gpus.fabric_manager",
-       loses_job("restart_service", "reset_gpu", "reboot", "replace", source=FABRIC),
+       loses_job("restart_service", "reset_gpu", "reboot", "replace", source=severity.FABRIC),
        expects="running, and each GPU registered", fix=(_START, _HEAL))  # fmt: skip
 def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     """The fabric manager runs where NVSwitches are, and each GPU has joined a healthy fabric.
@@ -633,7 +622,7 @@ _RESET_LINKS = "drain, reset the GPUs; open a case with the vendor if they come 
 _XGMI_SIGNS = (FaultSign("xgmi_errors", "{} XGMI errors", _RESET_LINKS),)
 
 
-@check("gpus.xgmi_errors", loses_job("reset_gpu", "reboot", "replace", source=AMDGPU_RAS),
+@check("gpus.xgmi_errors", loses_job("reset_gpu", "reboot", "replace", source=severity.AMDGPU_RAS),
        expects="0 errors", fix=_RESET_LINKS)  # fmt: skip
 def xgmi_errors(observed: Gpus, policy: Policy) -> Result:
     """No error on the links between AMD's GPUs (XGMI) since the driver was loaded.

@@ -7,23 +7,16 @@ that they leave out. So each value is read under all of its names, and a missing
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from nodeready.core.base import Output, Section
 from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_replace
+from nodeready.subjects.gpus import nvidia_gpu
 from nodeready.subjects.gpus.gpu import Gpu, GpuLink, GpuProcess, Tool
-from nodeready.subjects.gpus.nvidia_gpu import (
-    ANY_DRIVER,
-    Element,
-    number,
-    own_elements,
-    parse_gpu,
-    parse_processes,
-    tree,
-)
+from nodeready.subjects.gpus.nvidia_gpu import Element, number, own_elements, parse_gpu, tree
 
 if TYPE_CHECKING:
     from xml.etree import ElementTree
@@ -101,8 +94,7 @@ class NvidiaSmi:
     tool: Tool
     driver: str | None = None
     cuda: str | None = None
-    # whether the fabric manager's process runs; None: not looked for
-    fabric_manager: bool | None = None
+    fabric_manager: bool | None = None  # the fabric manager's process runs; None: not looked for
 
 
 def message(text: str) -> str:
@@ -120,9 +112,7 @@ def _version(text: str) -> str | None:
 
 
 def _real_gpus(root: ElementTree.Element, attached_count: int | None) -> list[ElementTree.Element]:
-    """The GPUs, without those that a process's name imitates: where there are more than the tool
-    counts, the shortest.
-    """
+    """The GPUs, without the shortest where they are more than the tool counts: imitations."""
     nodes = root.findall("gpu")[:_MAX_GPUS]
     if not attached_count or attached_count >= len(nodes):
         return nodes
@@ -137,8 +127,7 @@ def unasked_tool(name: str, output: Output) -> Tool | None:
         return Tool(name, "missing")
     if text.startswith("nr_driver=none"):
         return Tool(name, "failed", "the driver is not loaded")
-    hidden = re.match(r"nr_hidden=([0-9]{1,4})$", text, re.M)
-    if hidden is None:
+    if (hidden := re.match(r"nr_hidden=([0-9]{1,4})$", text, re.M)) is None:
         return None
     step = "the step of Slurm's that looks (ConstrainDevices)"
     return Tool(name, "hidden", f"{hidden[1]} GPUs were not given to {step}")
@@ -161,7 +150,7 @@ def _head(root: ElementTree.Element) -> _Head:
     cuda = log.read("cuda_version", _version, "cuda_version", "cuda_umd_version")
     major = number((driver or "").partition(".")[0])
     attached_count = log.number(
-        "attached_gpus", "attached_gpus", since=ANY_DRIVER, among=range(_MAX_GPUS + 1)
+        "attached_gpus", "attached_gpus", since=nvidia_gpu.ANY_DRIVER, among=range(_MAX_GPUS + 1)
     )
     unread = log.unread.get("driver") or log.unread.get("attached_gpus") or ""
     return _Head(driver, cuda, major, attached_count, unread)
@@ -169,8 +158,7 @@ def _head(root: ElementTree.Element) -> _Head:
 
 def _parse_whole(text: str) -> tuple[_Head, list[Gpu | None]] | None:
     """The head and the GPUs of an answer; None when it holds no whole XML."""
-    root = tree(text)
-    if root is None:
+    if (root := tree(text)) is None:
         return None
     head = _head(root)
     nodes = _real_gpus(root, head.attached_count)
@@ -226,16 +214,12 @@ _NO_PROCESSES = "<processes>\n\t\t</processes>"
 _LEAF = re.compile(r"\s*<([a-z0-9_]+)>([^<>&]*)</\1>\s*")
 _OPENING, _CLOSING = re.compile(r"\s*<([a-z0-9_]+)>\s*"), re.compile(r"\s*</([a-z0-9_]+)>\s*")
 _STRANGE = re.compile(r"[^\t\n\x20-\x7e]")
-_SLOWDOWN = "<gpu_temp_slow_threshold>"
 #: GPUs that were read in full, by place, driver and address: those of 64 nodes of eight GPUs.
 _TEMPLATES: TemplateCache[Gpu] = TemplateCache(512)
 
 
-def _from_template(template: ParsedTemplate[Gpu], lines: list[str]) -> Gpu | None:
-    """The GPU of these lines; None where they differ in more than plain values."""
-    differing = template.differing(lines)
-    if differing is None:
-        return None
+def _with_values(gpu: Gpu, differing: Mapping[str, str], *, prints_slowdown: bool) -> Gpu | None:
+    """The GPU with these values; None where one is not plain."""
     fields: dict[str, Any] = {}
     for path, text in differing.items():
         plain, field = _VARIES[path]
@@ -244,19 +228,13 @@ def _from_template(template: ParsedTemplate[Gpu], lines: list[str]) -> Gpu | Non
             return None
         if field:
             fields[field] = value if field in ("uuid", "serial") else number(value)
-    gpu = template.read
-    current, degrees_left, slow = (
-        gpu.temperature_c,
-        gpu.temperature_left_c,
-        gpu.temperature_slowdown_c,
-    )
     # The slow-down temperature follows from the degrees left, where it is not printed.
-    printed = _SLOWDOWN in template.context
-    if current is not None and degrees_left is not None and slow is not None and not printed:
-        slow -= current + degrees_left
-        slow += fields.get("temperature_c", current)
-        slow += fields.get("temperature_left_c", degrees_left)
-        fields["temperature_slowdown_c"] = slow
+    degrees = gpu.temperature_c, gpu.temperature_left_c, gpu.temperature_slowdown_c
+    if None not in degrees and not prints_slowdown:
+        fields["temperature_slowdown_c"] = (gpu.temperature_slowdown_c or 0) + sum(
+            fields.get(field, getattr(gpu, field)) - getattr(gpu, field)
+            for field in ("temperature_c", "temperature_left_c")
+        )
     return fast_replace(gpu, **fields)
 
 
@@ -303,22 +281,19 @@ def _parse_block(index: int, major: int | None, text: str) -> Gpu | None:
         if match is None or text.count("<process_info>") != match[0].count("<process_info>"):
             raise ElementTree.ParseError
         gpu_element = Element(ElementTree.fromstring(f"<gpu>{match[0]}</gpu>"))
-        processes = tuple(parse_processes(gpu_element))
+        processes = tuple(nvidia_gpu.parse_processes(gpu_element))
         if gpu_element.unread:
             raise ElementTree.ParseError
         text = f"{text[: match.start()]}{_NO_PROCESSES}{text[match.end() :]}"
     lines = text.split("\n")
-    context = (index, major, _SLOWDOWN if _SLOWDOWN in text else "")
-    for template in _TEMPLATES.of(lines, *context):
-        gpu = _from_template(template, lines)
+    context = (index, major, "<gpu_temp_slow_threshold>" in text)
+    gpu = _TEMPLATES.adapted(partial(_with_values, prints_slowdown=context[2]), lines, *context)
+    if gpu is None:
+        if _STRANGE.search(text):
+            raise ElementTree.ParseError
+        gpu = parse_gpu(index, Element(ElementTree.fromstring(f"{text}</gpu>"), major))
         if gpu is not None:
-            _TEMPLATES.mark_used(template)
-            return fast_replace(gpu, processes=processes) if processes else gpu
-    if _STRANGE.search(text):
-        raise ElementTree.ParseError
-    gpu = parse_gpu(index, Element(ElementTree.fromstring(f"{text}</gpu>"), major))
-    if gpu is not None:
-        _TEMPLATES.keep(ParsedTemplate(tuple(lines), gpu, _varying(lines), context))
+            _TEMPLATES.keep(ParsedTemplate(tuple(lines), gpu, _varying(lines), context))
     return gpu if gpu is None or not processes else fast_replace(gpu, processes=processes)
 
 
@@ -374,8 +349,7 @@ def parse(output: Output) -> NvidiaSmi:
     if stuck := re.search(r"^nr_stuck=([0-9]{1,9}) ([0-9]{1,9})$", script_lines, re.M):
         words = f"pid {stuck[1]} hangs in the kernel for {stuck[2]} s"
         return NvidiaSmi((), Tool(NAME, "stuck", words), fabric_manager=manager)
-    answer = _parse_blocks(text) or _parse_whole(text)
-    if answer is None:
+    if (answer := _parse_blocks(text) or _parse_whole(text)) is None:
         # An answer that was cut off contains values, and no message.
         words = message(re.split(r"<\?xml|<nvidia_smi_log", text, maxsplit=1)[0])
         if output.truncated:
@@ -443,9 +417,7 @@ _STATES = {"inactive": "inactive", "active": "active", "sleep": "active"}
 
 _NVLINK_SCRIPT = f"{PREPARE}\n    nr_answer nvidia-smi nvlink --status\n"
 # A separate section: where the fabric is broken, this command hangs and ``-q`` does not.
-NVLINK_SECTION = Section(
-    "nvlink", lambda policy: _NVLINK_SCRIPT, 20, 262144, parallel=True, when=WHEN
-)
+NVLINK_SECTION = Section("nvlink", lambda policy: _NVLINK_SCRIPT, 20, parallel=True, when=WHEN)
 
 
 @dataclass(frozen=True)
@@ -453,35 +425,24 @@ class NvLinks:
     """The output of ``nvidia-smi nvlink``."""
 
     tool: Tool
-    # UUID of a GPU -> its links
-    links: dict[str, tuple[GpuLink, ...]] = field(default_factory=dict)
-    # UUID of a GPU -> the text in the place of its links' states
-    unread: dict[str, str] = field(default_factory=dict)
+    links: dict[str, tuple[GpuLink, ...]] = field(default_factory=dict)  # UUID -> its links
+    unread: dict[str, str] = field(default_factory=dict)  # UUID -> the text in its links' place
 
 
-# The GPUs of thousands of nodes have equal links: each is kept once.
-@lru_cache(maxsize=4096)
-def _parse_link(number: str, text: str) -> GpuLink | None:
-    """The link; None if its state is unknown."""
-    speed = _SPEED.fullmatch(text)
-    if speed:
-        return GpuLink(int(number), "active", float(speed[1]))
-    state = _STATES.get(text.strip("<>").lower())
-    return None if state is None else GpuLink(int(number), state)
-
-
+# The GPUs of thousands of nodes have equal links.
 @lru_cache(maxsize=256)
 def _parse_links(text: str) -> tuple[tuple[GpuLink, ...], str, bool]:
     """The links of one GPU; the first unknown state; whether there are lines of another kind."""
     links, unread, strange = [], "", False
     for line in text.splitlines():
-        link = _LINK.match(line)
-        if link:
-            parsed = _parse_link(link[1], link[2].strip())
-            if parsed is not None:
-                links.append(parsed)
+        if link := _LINK.match(line):
+            text = link[2].strip()
+            speed = _SPEED.fullmatch(text)
+            state = "active" if speed else _STATES.get(text.strip("<>").lower())
+            if state is None:
+                unread = unread or f"link {link[1]}: {text[:60]}"
             else:
-                unread = unread or f"link {link[1]}: {link[2].strip()[:60]}"
+                links.append(GpuLink(int(link[1]), state, float(speed[1]) if speed else None))
         elif line.strip() and not line.startswith("nr_"):
             strange = True
             if line[:1].isspace() and not _NO_LINKS.search(line):
@@ -489,22 +450,11 @@ def _parse_links(text: str) -> tuple[tuple[GpuLink, ...], str, bool]:
     return tuple(links[:_MAX_LINKS]), unread, strange
 
 
-def _gpu_blocks(text: str) -> Iterator[tuple[str, str]]:
-    text = "\n".join(text.splitlines())
-    preamble, *blocks = re.split(r"^(?=GPU [0-9])", text, flags=re.M)
-    if preamble:
-        yield "", preamble
-    for block in blocks:
-        first, _, body = block.partition("\n")
-        yield first, body
-
-
 def parse_nvlink(output: Output) -> NvLinks:
     """The links in what the section ``nvlink`` printed.
 
     A GPU with inactive links only has one line for all of them. A GPU without NVLink has no line,
-    or the line "not supported", or the output is empty (an A10). None of these GPUs has links
-    here.
+    or the line "not supported", or the output is empty (an A10). None of these has links here.
     """
     text = output.text
     if unasked := unasked_tool(NVLINK, output):
@@ -514,10 +464,11 @@ def parse_nvlink(output: Output) -> NvLinks:
     links_by_uuid: dict[str, tuple[GpuLink, ...]] = {}
     unread: dict[str, str] = {}
     uuid, has_other_lines = "", False
-    for first, body in _gpu_blocks(text):
+    for block in re.split(r"^(?=GPU [0-9])", "\n".join(text.splitlines()), flags=re.M):
+        first, _, body = block.partition("\n")
         match = _GPU_LINE.match(first)
         uuid = match[1] if match else uuid
-        lines = body if match else f"{first}\n{body}"
+        lines = body if match else block
         read = _parse_links if len(lines) <= 4096 else _parse_links.__wrapped__
         links, reason, strange = read(lines)
         if uuid:

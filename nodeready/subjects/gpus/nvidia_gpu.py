@@ -98,8 +98,7 @@ class Element:
         """The element at the path, or its parent where that has only a text (N/A)."""
         node = self.node
         for name in path.split("/"):
-            child = node.find(name)
-            if child is None:
+            if (child := node.find(name)) is None:
                 return node if node is not self.node and not len(node) else None
             node = child
         return node
@@ -133,8 +132,7 @@ class Element:
         result: T | None = None
         lacks, moved, bad_text = False, False, ""
         for path in paths:
-            node = self._find(path)
-            if node is None:
+            if (node := self._find(path)) is None:
                 continue
             self.used.add(node)
             text = (node.text or "").strip()
@@ -156,7 +154,6 @@ class Element:
         return result
 
     def word(self, name: str, words: Mapping[str, T], *paths: str, since: int = 0) -> T | None:
-        """The value for the element's word."""
         return self.read(name, lambda text: words.get(plain_word(text)), *paths, since=since)
 
     def number(
@@ -215,7 +212,6 @@ def _escaped(text: str) -> str:
 
 
 def _without_processes(text: str) -> str:
-    """The text without its processes."""
     sections = []
     for section in text.split("<gpu id="):
         before, opening, remainder = section.partition("<processes>")
@@ -287,10 +283,7 @@ _SPARELESS = [
 #: -> the fault, or "". NVML's constants name the conditions.
 _HEALTH: Mapping[str, Mapping[str, str]] = {
     "summary": {
-        "healthy": "",
-        "unhealthy": "unhealthy",
-        "degraded": "degraded",
-        "limited capacity": "limited capacity",
+        "healthy": "", **{word: word for word in ("unhealthy", "degraded", "limited capacity")}
     },
     "bandwidth": {"full": "", "degraded": "bandwidth degraded"},
     "route_unhealthy": {"false": "", "true": "route unhealthy"},
@@ -299,7 +292,7 @@ _HEALTH: Mapping[str, Mapping[str, str]] = {
     "incorrect_configuration": {"none": ""},
     "partition_assigned": {"true": "", "false": "no partition assigned"},
     "gfm_state": {"connected": "", "disconnected": "global fabric manager disconnected"},
-}
+}  # fmt: skip
 
 
 def _faults(gpu: Element) -> tuple[str, ...]:
@@ -393,8 +386,7 @@ def _recovery_by_error(gpu: Element) -> str | None:
 
 
 def parse_processes(gpu: Element) -> Iterator[GpuProcess]:
-    process_list = gpu.node.find("processes")
-    if process_list is None:
+    if (process_list := gpu.node.find("processes")) is None:
         gpu.note_unread("processes", "processes", "not shown")
     elif not len(process_list):
         text = process_list.text or ""
@@ -402,8 +394,7 @@ def parse_processes(gpu: Element) -> Iterator[GpuProcess]:
             gpu.note_unread("processes", "processes", text)
     for index, node in enumerate(gpu.node.iterfind("processes/process_info")):
         process = Element(node)
-        pid = process.read("pid", number, "pid", needed=True)
-        if pid is None:
+        if (pid := process.read("pid", number, "pid", needed=True)) is None:
             gpu.note_unread("processes", "pid", node.findtext("pid") or "")
         elif index < _MAX_PROCESSES:
             name = " ".join((node.findtext("process_name") or "").split())[:200] or "?"
@@ -460,8 +451,7 @@ class _Value(NamedTuple):
 
 
 _LINK = "pci/pci_gpu_link_info"
-#: Field of `Gpu` -> its value, or the function that reads it; in this order unreadable values are
-#: noted.
+#: Field of `Gpu` -> its value, or its reader; in the order in which unreadable ones are noted.
 _VALUES: dict[str, _Value | Callable[[Element], Any]] = {
     "model": _Value(parse_name, "product_name", needed=True),
     "uuid": _Value(parse_name, "uuid", needed=True),

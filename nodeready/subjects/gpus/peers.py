@@ -80,7 +80,6 @@ class PeerAccess:
     kernel: str = ""  # as ``uname -r`` prints it
 
     def of_kind(self, kind: str) -> list[PeerDevice]:
-        """The devices of a kind."""
         return [device for device in self.devices if device.kind == kind]
 
     def count_beside_adapter(self) -> int | None:

@@ -90,9 +90,7 @@ class LogRule:
     pattern: str  # of the kind that awk and Python share
     action: str  # the action for the fault
     source: str  # where this is documented
-    # the action where the driver was loaded again, or the device was reset, after the message; "":
-    # none
-    after_reset: str = ""
+    after_reset: str = ""  # the action where a new load or a reset came after it; "": none
     ring_resets: bool = False  # the reset of one ring repairs the fault as well
     fix: str = ""  # what a person does, where the action does not say it
     rungs: tuple[str, ...] = ()  # of the ladder of that fix
@@ -123,20 +121,12 @@ BEGINNINGS = {
     "sxid": ("nvidia-nvswitch",),
     # Older kernels print some messages of amdgpu and amdkfd without the driver's name.
     "amdgpu": (
-        "amdgpu",
-        "amdkcl: ",
-        "amdttm: ",
-        "xgpu_",
-        "[drm",
-        "kfd: ",
-        "kfd kfd: ",
-        "qcm fence wait",
-        "The cp might be in an unrecov",
-        "last message was failed ret",
+        "amdgpu", "amdkcl: ", "amdttm: ", "xgpu_", "[drm", "kfd: ", "kfd kfd: ",
+        "qcm fence wait", "The cp might be in an unrecov", "last message was failed ret",
         "failed to send message ",
     ),
     "pcie": ("pcieport ", "nvidia ", "amdgpu "),
-}
+}  # fmt: skip
 
 
 def find_rule(text: str) -> LogRule | None:
@@ -148,6 +138,5 @@ def find_rule(text: str) -> LogRule | None:
 
 
 def sxid_code(text: str) -> int | None:
-    """The code of an SXid line."""
     match = re.search(r"SXid \([^)]*\): ([0-9]{1,9})\b", text)
     return int(match[1]) if match else None

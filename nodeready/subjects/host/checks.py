@@ -37,18 +37,17 @@ def mounts(observed: Host, policy: Policy) -> Result:
     mounted = {mount.path for mount in observed.mounts}
     missing = [path for path in policy.mounts if path not in mounted]
     of_fstab = f"what {FSTAB} mounts at boot"
-    expected = join_first(policy.mounts) or of_fstab
+    check = mounts.expecting(join_first(policy.mounts) or of_fstab)
     if missing:
         actual = f"not mounted: {join_first(missing)}"
-        fix = f"mount {quote(missing[0])}, and see why it was not"
-        return mounts.fail(actual, TABLE, fix, expected=expected)
+        return check.fail(actual, TABLE, f"mount {quote(missing[0])}, and see why it was not")
     absent = [entry for entry in observed.fstab if entry.at_boot and not entry.mounted]
     absent = [entry for entry in absent if entry.path not in policy.mounts]
     if absent:
         actual = f"not mounted: {join_first(entry.path for entry in absent)}"
         fix = f"mount {quote(absent[0].path)}, or remove the line"
         return mounts.warn(actual, absent[0].source, fix, expected=of_fstab)
-    return mounts.ok("all mounted", TABLE, expected=expected)
+    return check.ok("all mounted", TABLE)
 
 
 @check("host.dead_mounts", loses_job("inspect", "reboot"), expects="every mount answers",
@@ -127,18 +126,15 @@ def _free_check(resource: str, field: str, option: str, meaning: str) -> Check:
         percents = {path: share for path, share in shares.items() if share is not None}
         scarce = sorted(percents, key=lambda path: (percents[path], path))
         full = [path for path in scarce if percents[path] < minimum]
-        expected = f"at least {minimum} % of {resource} free"
+        check = free.expecting(f"at least {minimum} % of {resource} free")
         if full:
             actual = join_first(f"{path}: {percents[path]:g} % free" for path in full)
-            remedy = fix.format(option, quote(full[0]))
-            return free.fail(actual, full[0], remedy, expected=expected)
-        silent = [mount.path for mount in local if mount.state != "ok"]
-        if silent:
+            return check.fail(actual, full[0], fix.format(option, quote(full[0])))
+        if silent := [mount.path for mount in local if mount.state != "ok"]:
             return free.unknown(f"no answer: {join_first(silent)}")
         if not percents:
             return free.na(f"no local file system that counts {resource}")
-        actual = f"{percents[scarce[0]]:g} % on {scarce[0]}"
-        return free.ok(actual, scarce[0], expected=expected)
+        return check.ok(f"{percents[scarce[0]]:g} % on {scarce[0]}", scarce[0])
 
     return free
 
@@ -173,11 +169,11 @@ def shm(observed: Host, policy: Policy) -> Result:
         return shm.fail("read-only", "/dev/shm", _SHM_FIXES[1], expected="a tmpfs for writing")
     if shm_mount.size_mb is None:
         return shm.unknown(f"/dev/shm: {shm_mount.detail or 'no size'}")
-    expected = f"at least {policy.shm_min_mb} MiB" if policy.shm_min_mb else "a tmpfs"
+    check = shm.expecting(f"at least {policy.shm_min_mb} MiB" if policy.shm_min_mb else "a tmpfs")
     if shm_mount.size_mb < policy.shm_min_mb:
         fix = f"mount -o remount,size={policy.shm_min_mb}m /dev/shm, and in {FSTAB}"
-        return shm.fail(f"{shm_mount.size_mb} MiB", "/dev/shm", fix, expected=expected)
-    return shm.ok(f"{shm_mount.size_mb} MiB", "/dev/shm", expected=expected)
+        return check.fail(f"{shm_mount.size_mb} MiB", "/dev/shm", fix)
+    return check.ok(f"{shm_mount.size_mb} MiB", "/dev/shm")
 
 
 # --- Processes that no signal ends, and zombies.
@@ -214,12 +210,9 @@ def _process_text(process: StuckProcess) -> str:
     return " ".join(words)
 
 
-@check(
-    "host.stuck",
-    loses_job("monitor", "clean_up", "reboot"),
-    fix=(_LATER_FIX, _HUNG_FIX, _FROZEN_FIX, "ask USER, or kill -KILL PID", _UNSEEN_FIX),
-    expects="none",
-)
+@check("host.stuck", loses_job("monitor", "clean_up", "reboot"),
+       fix=(_LATER_FIX, _HUNG_FIX, _FROZEN_FIX, "ask USER, or kill -KILL PID", _UNSEEN_FIX),
+       expects="none")  # fmt: skip
 def stuck(observed: Host, policy: Policy) -> Result:
     """No process hangs in the kernel (state D), where not even SIGKILL ends it.
 
@@ -270,8 +263,7 @@ def zombies(observed: Host, policy: Policy) -> Result:
         return zombies.warn(f"{observed.zombies}", "/proc", _PARENTS_FIX)
     parent = observed.zombie_parents[0].pid
     fix = f"end or repair pid {parent}: its children go with it"
-    actual = f"{observed.zombies}: {join_first(worst)}"
-    return zombies.warn(actual, f"/proc/{parent}", fix)
+    return zombies.warn(f"{observed.zombies}: {join_first(worst)}", f"/proc/{parent}", fix)
 
 
 # --- The system, its clock and its kernel's resources.
@@ -312,8 +304,7 @@ def _equal_check(
             return equal.unknown(f"{source} does not show it")
         if actual == expected:
             return equal.ok(actual, source, expected=expected)
-        remedy = fix.format(getattr(policy, setting))
-        return equal.fail(actual, source, remedy, expected=expected)
+        return equal.fail(actual, source, fix.format(getattr(policy, setting)), expected=expected)
 
     return equal
 
@@ -338,6 +329,7 @@ timezone = _equal_check(
 
 
 @check("host.clock", loses_job("inspect", "configure", "install"), settings=("clock",),
+       expects="synchronised",
        fix=(_NO_CLOCK_FIX, "see why SOURCE reaches no time server", _OFFSET_FIX))  # fmt: skip
 def clock(observed: Host, policy: Policy) -> Result:
     """The clock is synchronised: logs, certificates, Kerberos and munge compare times.
@@ -354,27 +346,23 @@ def clock(observed: Host, policy: Policy) -> Result:
     if clock_state.synchronised is None:
         return clock.unknown(f"{clock_state.source}: {clock_state.detail}")
     if not clock_state.synchronised and clock_state.source == "none":
-        return clock.warn(clock_state.detail, "", _NO_CLOCK_FIX, expected="synchronised")
+        return clock.warn(clock_state.detail, "", _NO_CLOCK_FIX)
     if not clock_state.synchronised:
         fix = f"see why {clock_state.source} reaches no time server"
-        actual = f"not synchronised: {_clock_state(observed)}"
-        return clock.fail(actual, clock_state.source, fix, expected="synchronised")
+        return clock.fail(f"not synchronised: {_clock_state(observed)}", clock_state.source, fix)
     if clock_state.offset_ms is not None and abs(clock_state.offset_ms) > OFFSET_MS:
         actual = f"{clock_state.offset_ms / 1000:+.1f} s off, by {clock_state.source}"
         judge = clock.fail if abs(clock_state.offset_ms) >= MUNGE_MS else clock.warn
-        return judge(
-            actual, clock_state.source, _OFFSET_FIX, expected=f"at most {OFFSET_MS} ms off"
-        )
+        expected = f"at most {OFFSET_MS} ms off"
+        return judge(actual, clock_state.source, _OFFSET_FIX, expected=expected)
     if clock_state.uses_local_clock or (clock_state.error_ms or 0.0) > OFFSET_MS:
         actual = f"{clock_state.source} follows the node's own clock"
         if not clock_state.uses_local_clock:
             error_s = (clock_state.error_ms or 0.0) / 1000
             actual = f"{clock_state.source} may be {error_s:.1f} s off: no server answers"
         fix = f"see why {clock_state.source} reaches no time server"
-        return clock.warn(actual, clock_state.source, fix, expected="synchronised")
-    return clock.ok(
-        f"synchronised by {clock_state.source}", clock_state.source, expected="synchronised"
-    )
+        return clock.warn(actual, clock_state.source, fix)
+    return clock.ok(f"synchronised by {clock_state.source}", clock_state.source)
 
 
 def _clock_state(observed: Host) -> str:
@@ -389,13 +377,14 @@ def _clock_state(observed: Host) -> str:
 )
 def memory(observed: Host, policy: Policy) -> Result:
     """The kernel sees all of the memory: a failed module is only missing (memory_min_mb)."""
-    total = observed.memory_total_mb
-    if total is None:
+    if (total := observed.memory_total_mb) is None:
         return memory.unknown("/proc/meminfo does not show it")
-    expected = f"at least {policy.memory_min_mb} MiB" if policy.memory_min_mb else "any"
+    check = memory.expecting(
+        f"at least {policy.memory_min_mb} MiB" if policy.memory_min_mb else "any"
+    )
     if total < policy.memory_min_mb:
-        return memory.fail(f"{total} MiB", "/proc/meminfo", expected=expected)
-    return memory.ok(f"{total} MiB", "/proc/meminfo", expected=expected)
+        return check.fail(f"{total} MiB", "/proc/meminfo")
+    return check.ok(f"{total} MiB", "/proc/meminfo")
 
 
 @check("host.hugepages", slows_job("configure"), settings=("hugepages",), fix=(
@@ -408,16 +397,16 @@ def hugepages(observed: Host, policy: Policy) -> Result:
     (Documentation/admin-guide/mm/hugetlbpage.rst). Too many pages leave too little other memory.
     """
     total = observed.hugepages_total
-    expected = "any" if policy.hugepages is None else str(policy.hugepages)
+    check = hugepages.expecting("any" if policy.hugepages is None else str(policy.hugepages))
     if total is None:
         if policy.hugepages:
-            return hugepages.fail("none: no hugetlbfs in this kernel", fix="", expected=expected)
-        return hugepages.ok("0", expected=expected)
+            return check.fail("none: no hugetlbfs in this kernel", fix="")
+        return check.ok("0")
     actual = f"{total} of {observed.hugepage_size_kb or '?'} KiB"
     if policy.hugepages is None or total == policy.hugepages:
-        return hugepages.ok(actual, "/proc/meminfo", expected=expected)
+        return check.ok(actual, "/proc/meminfo")
     fix = f"vm.nr_hugepages={policy.hugepages} in /etc/sysctl.d, or hugepages= of the kernel"
-    return hugepages.fail(actual, "/proc/meminfo", fix, expected=expected)
+    return check.fail(actual, "/proc/meminfo", fix)
 
 
 @check("host.swap", slows_job("configure"), settings=("swap",),
@@ -448,26 +437,22 @@ def numa_balancing(observed: Host, policy: Policy) -> Result:
     expected_value = policy.numa_balancing
     if expected_value is None and observed.instinct:
         expected_value = 0
+    check = numa_balancing.expecting("any" if expected_value is None else str(expected_value))
     if live is None:
         if policy.numa_balancing:
-            return numa_balancing.fail(
-                "no NUMA balancing in this kernel", fix="", expected=str(expected_value)
-            )
-        return numa_balancing.ok(
-            "none in this kernel", expected="any" if expected_value is None else "0"
-        )
+            return check.fail("no NUMA balancing in this kernel", fix="")
+        return check.ok("none in this kernel")
     winner = observed.numa_balancing_boot.winner
     source = observed.numa_balancing_boot.source or "/proc/sys/kernel/numa_balancing"
     actual = observed.numa_balancing_boot.text(live)
     if expected_value is None:
-        return numa_balancing.ok(actual, source, expected="any")
+        return check.ok(actual, source)
     if live == expected_value and (winner is None or winner.value == str(expected_value)):
-        return numa_balancing.ok(actual, source, expected=str(expected_value))
+        return check.ok(actual, source)
     fix = f"sysctl -w {NUMA_BALANCING}={expected_value}, and the same in /etc/sysctl.d"
     if winner is not None and winner.value != str(expected_value):
         fix = f"{NUMA_BALANCING} = {expected_value} at {source}, then sysctl --system"
-    judged = numa_balancing.warn if policy.numa_balancing is None else numa_balancing.fail
-    return judged(actual, source, fix, expected=str(expected_value))
+    return (check.warn if policy.numa_balancing is None else check.fail)(actual, source, fix)
 
 
 def _used_check(resource: str, source: str, fix: str, meaning: str) -> Check:

@@ -9,17 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from nodeready.core import sysctl
-from nodeready.core.base import (
-    Line,
-    Output,
-    Probe,
-    ProbeError,
-    Section,
-    by_path,
-    file_lines,
-    kernel_arguments,
-)
+from nodeready.core import base, sysctl
 from nodeready.core.policy import Policy
 from nodeready.core.result import ALONE, FleetFacts
 from nodeready.subjects.gpus import kernel_log
@@ -76,15 +66,11 @@ class Clock:
     """A node's clock."""
 
     JSON_KEYS: ClassVar = {"uses_local_clock": "own"}
-
     synchronised: bool | None  # None: not known, ``detail`` says why
-    # systemd-timesyncd, chrony, ntpd, none, or kernel: another service, by the kernel's flag
-    source: str = "none"
-    # how far the clock was from its time server's, where the service tells
-    offset_ms: float | None = None
+    source: str = "none"  # systemd-timesyncd, chrony, ntpd, none; kernel: another, by its flag
+    offset_ms: float | None = None  # from its time server's clock, where the service tells
     detail: str = ""  # the service's message, in short
-    # by how much the clock may be off at most, as the service estimates it
-    error_ms: float | None = None
+    error_ms: float | None = None  # maximum by which it may be off, as the service estimates
     uses_local_clock: bool = False  # the service only follows the node's own clock
 
 
@@ -102,8 +88,7 @@ def _chrony(text: str, rc: int) -> Clock:
     leap = re.search(r"^Leap status *:(.*)$", text, re.M)
     if rc != 0 or leap is None:
         return Clock(None, "chrony", detail=f"chronyc: {_first_line(text)}")
-    status = leap[1].strip()[:100]
-    if not status:
+    if not (status := leap[1].strip()[:100]):
         return Clock(None, "chrony", detail="chronyc tells no leap status")
     offset = re.search(r"^System time *: ([0-9.]{1,20}) seconds (fast|slow)", text, re.M)
     offset_ms = None
@@ -292,10 +277,8 @@ def _slow_script(policy: Policy) -> str:
     return "\n".join(parts)
 
 
-SECTION = Section("host", _script)
-SLOW = Section(
-    "host_slow", _slow_script, timeout_s=14, cap_bytes=1048576, parallel=True, quick=True
-)
+SECTION = base.Section("host", _script)
+SLOW = base.Section("host_slow", _slow_script, 14, 1 << 20, parallel=True, quick=True)
 
 
 @dataclass(frozen=True)
@@ -303,7 +286,6 @@ class Host:
     """The system and the resources of a node. None and "": the node does not show it."""
 
     JSON_KEYS: ClassVar = {"mounts_unknown": "looked"}
-
     os_id: str  # ID of os-release(5)
     os_version: str  # VERSION_ID of os-release(5)
     os_name: str  # PRETTY_NAME of os-release(5)
@@ -313,8 +295,7 @@ class Host:
     cmdline: str  # the running kernel's command line
     boot_id: str  # the kernel's random word for this boot
     uptime_s: int | None  # seconds since the boot
-    # processes that ran or waited in the kernel, as an average of the last minute
-    load: float | None
+    load: float | None  # processes that ran or waited in the kernel, average of the last minute
     cpus: int | None  # count of those that are online
     cpu_model: str  # the model of the first processor
     numa_nodes: int | None  # count of those that are online
@@ -380,7 +361,7 @@ class _FileTexts:
     """Path -> the first line of that file, as the section printed it; "" for a missing file."""
 
     def __init__(self, text: str) -> None:
-        self.lines = defaultdict[str, list[Line]](list, by_path(file_lines(text)))
+        self.lines = defaultdict[str, list[base.Line]](list, base.by_path(base.file_lines(text)))
 
     def __getitem__(self, path: str) -> str:
         return self.lines[path][0].text.strip() if self.lines[path] else ""
@@ -395,14 +376,14 @@ class _FileTexts:
         return {name: value.strip().strip("\"'") for name, _, value in rows}
 
 
-def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
+def parse(outputs: Mapping[str, base.Output], policy: Policy) -> Host:
     """The observation. Raises ProbeError when no file of /proc could be read."""
     output = outputs["host"]
     text = output.require()
     values, files = output.values(), _FileTexts(text)
     if not files[f"{_SYS}/kernel/osrelease"] and not files["/proc/meminfo"]:
-        raise ProbeError("nothing of /proc could be read", text)
-    slow = outputs.get("host_slow", Output("", None))
+        raise base.ProbeError("nothing of /proc could be read", text)
+    slow = outputs.get("host_slow", base.Output("", None))
     mount_answers, process_table = mounts.answers(slow.text), mounts.parse_processes(slow.text)
     system = files.values("/etc/os-release", "=") or files.values("/usr/lib/os-release", "=")
     # KiB, or a number of huge pages.
@@ -426,7 +407,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         mounts_unknown = "the look ended before it came to the mounts"
         try:
             slow.require()
-        except ProbeError as error:
+        except base.ProbeError as error:
             mounts_unknown = error.reason
     return Host(
         os_id=system.get("ID", ""),
@@ -477,7 +458,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
 NO_TABLE = f"{mounts.TABLE} could not be read"
 
 
-PROBE = Probe("host", (SECTION, SLOW, sysctl.SECTION, kernel_log.SECTION), parse)
+PROBE = base.Probe("host", (SECTION, SLOW, sysctl.SECTION, kernel_log.SECTION), parse)
 
 
 # --- What a host's peers should share with it, and the policy that the host would fit.
@@ -495,12 +476,11 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-|([0-9a-f]{2}[:-]){5}[0-9a-f]{2}", 
 
 def shared_cmdline(text: str) -> str:
     """The kernel's command line without the options of one machine alone."""
-    words = (word for word in kernel_arguments(text) if option(word) not in _MACHINE_OPTIONS)
+    words = (word for word in base.kernel_arguments(text) if option(word) not in _MACHINE_OPTIONS)
     return " ".join(word for word in words if not _UUID.search(word))
 
 
 def compared(observed: Host, fleet: FleetFacts = ALONE) -> dict[str, str | int | float]:
-    """The facts that nodes of a group should share."""
     network = sorted(mount.path for mount in observed.mounts if mount.network)
     gib = None if observed.memory_total_mb is None else round(observed.memory_total_mb / 1024)
     swap = None if observed.swap_total_mb is None else "on" if observed.swap_total_mb else "off"
@@ -526,7 +506,6 @@ def compared(observed: Host, fleet: FleetFacts = ALONE) -> dict[str, str | int |
 
 
 def learned(observed: Host) -> dict[str, Any]:
-    """The policy that this node would fit: key of Policy -> value."""
     settings: dict[str, Any] = {
         "kernel_release": observed.kernel_release,
         "os_release": observed.os_release,

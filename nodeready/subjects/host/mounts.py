@@ -39,8 +39,7 @@ from nodeready.core.policy import Policy
 
 #: Marks nodeready's own probe of a mount (nodeready.subjects.host.mounts) in /proc/PID/cmdline.
 MARK = "nr_fs="
-#: Maximum processes in state D that are read twice, and maximum of one user; those of the system's
-#: users come first.
+#: Maximum processes in state D that are read twice, and of one user; the system's come first.
 MOST_PROCESSES, MOST_OF_USER = 256, 32
 #: The first user who is a person (UID_MIN of login.defs(5)).
 FIRST_USER = 1000
@@ -220,8 +219,7 @@ class StuckProcess:
     pid: int  # of the process
     name: str  # likewise
     wchan: str  # the kernel function in which the process waits, "" where it is not shown
-    # since the process last ran; None: this kernel does not tell, a second at least
-    seconds: int | None
+    seconds: int | None  # since it last ran; None: this kernel does not tell, a second at least
     frozen: bool  # a cgroup has frozen the process on purpose; it can be thawed
     uid: int | None = None  # who started it; None: unknown
     user: str = ""  # the name in /etc/passwd of who started it; "": none there
@@ -506,8 +504,7 @@ class Mount:
     """A mounted file system that matters to jobs, or that the policy names."""
 
     path: str  # the directory where it is mounted
-    # its first word in the kernel's table of mounts, such as ``/dev/sda1`` or ``server:/home``
-    device: str
+    device: str  # first word in the kernel's table of mounts: ``/dev/sda1``, ``server:/home``
     fstype: str  # ``ext4``, ``nfs4`` and so on
     options: str  # as the kernel shows them
     network: bool  # another machine or a program serves it
@@ -528,8 +525,7 @@ class Answers:
     asked_together: frozenset[str] = frozenset()  # the mounts that one process asked, all at once
     asked_separately: frozenset[str] = frozenset()  # the mounts that each had a separate process
     not_asked: frozenset[str] = frozenset()  # the mounts that were too many to ask
-    # path -> MiB, free per cent, free inodes per cent
-    sizes: Mapping[str, Size] = field(default_factory=dict)
+    sizes: Mapping[str, Size] = field(default_factory=dict)  # path -> its size
     errors: Mapping[str, str] = field(default_factory=dict)  # path -> the error's text
     ended: str = ""  # the last stage of the probe: "" (before the mounts), begin, local, end
 
@@ -656,7 +652,6 @@ class FstabEntry:
     """A line that mounts something at a directory."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
-
     path: str  # the directory where it mounts
     device: str  # as written in the line
     fstype: str  # likewise

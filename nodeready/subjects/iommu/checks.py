@@ -82,7 +82,6 @@ def is_own_line_last(observed: Iommu, args: tuple[str, ...]) -> bool:
 
 
 def _problem(tokens: tuple[str, ...], args: tuple[str, ...]) -> str:
-    """The problem with a command line in words, or ""."""
     parts = [f"{token} contradicts" for token in facts.contradicting(tokens, args)]
     if lacking := facts.missing(tokens, args):
         parts.append(f"{' '.join(lacking)} missing")
@@ -140,33 +139,30 @@ def args(observed: Iommu, policy: Policy) -> Result:
     if isinstance(arguments, str):
         return args.na(arguments)
     expected = " ".join(arguments)
+    check = args.expecting(expected)
     if observed.unreadable:
         return args.unknown(f"only root may read {observed.unreadable[0]}")
     if not observed.boot and not _problem(observed.live, arguments):
-        actual = f"{expected}; the boot loader is not on this node"
-        return args.ok(actual, expected=expected)
+        return check.ok(f"{expected}; the boot loader is not on this node")
     command = tool(observed)
     problem, source, stale = _next_boot(observed, arguments)
     if not observed.boot:
         problem = f"no boot loader configuration ({_problem(observed.live, arguments)})"
         source = ""
     elif not problem:
-        return args.ok(source=source, expected=expected)
+        return check.ok(source=source)
     if not command or not observed.boot:
         fix = f"set {expected} on the kernel's command line by hand (boot loader, PXE or image)"
-        actual = f"{problem}; no supported boot loader"
-        return args.fail(actual, source, fix, expected=expected)
+        return check.fail(f"{problem}; no supported boot loader", source, fix)
     entry = observed.boot[0]
     fix = f"look in /etc/grub.d for what writes {entry.source}"
     if stale and entry.script not in facts.GENERATED:
-        actual = f"{problem}, in the entry of /etc/grub.d/{entry.script}"
-        return args.fail(actual, source, fix, expected=expected)
+        return check.fail(f"{problem}, in the entry of /etc/grub.d/{entry.script}", source, fix)
     if stale and observed.generated and is_own_line_last(observed, arguments):
         # grub.cfg was generated from nodeready's file and is wrong: another run changes nothing.
         path = observed.own_line.path if observed.own_line else ""
-        actual = f"{problem}, though {path} is in place"
-        return args.fail(actual, entry.source, fix, expected=expected)
-    return args.fixable(problem, source, expected=expected)
+        return check.fail(f"{problem}, though {path} is in place", entry.source, fix)
+    return check.fixable(problem, source)
 
 
 _REBOOT, _REPAIR = "reboot the node", "repair iommu.args, then reboot the node"
@@ -179,13 +175,13 @@ def live(observed: Iommu, policy: Policy) -> Result:
     arguments = required_arguments(observed, policy)
     if isinstance(arguments, str):
         return live.na(arguments)
-    expected, problem = " ".join(arguments), _problem(observed.live, arguments)
+    check, problem = live.expecting(" ".join(arguments)), _problem(observed.live, arguments)
     if not problem:
-        return live.ok(source=PROC, expected=expected)
+        return check.ok(source=PROC)
     if args(observed, policy).status == "ok":
         problem, actions = f"pending reboot: {problem}", ("reboot",)
-        return live.warn(problem, PROC, _REBOOT, expected=expected, actions=actions)
-    return live.warn(problem, PROC, _REPAIR, expected=expected)
+        return check.warn(problem, PROC, _REBOOT, actions=actions)
+    return check.warn(problem, PROC, _REPAIR)
 
 
 @check("iommu.off", loses_job("configure", "reboot"), settings=("iommu_args",),

@@ -167,8 +167,7 @@ def _value(text: str, variables: Mapping[str, str]) -> str | None:
     value = ""
     at = 0
     while at < len(text) and not text[at].isspace() and text[at] not in ";#":
-        match = _PIECE.match(text, at)
-        if match is None:
+        if (match := _PIECE.match(text, at)) is None:
             return None
         double, single, escaped, bare = match.groups()
         if single is not None:
@@ -189,8 +188,7 @@ def _value(text: str, variables: Mapping[str, str]) -> str | None:
 class Configured(NamedTuple):
     """The kernel arguments in GRUB's configuration files."""
 
-    # of the resulting command line; None where only a shell can expand it
-    tokens: tuple[str, ...] | None
+    tokens: tuple[str, ...] | None  # of the command line; None where only a shell can expand it
     last: Line | None  # the last line that assigns one of the variables, or None
 
 
@@ -200,13 +198,11 @@ def configured(lines: Iterable[Line]) -> Configured:
     last: Line | None = None
     readable = True
     for line in lines:
-        match = _ASSIGNMENT.match(line.text)
-        if match is None:
+        if (match := _ASSIGNMENT.match(line.text)) is None:
             readable = readable and "GRUB_CMDLINE_LINUX+=" not in line.text
             continue
         last = line
-        value = _value(match[2], values)
-        if value is None:
+        if (value := _value(match[2], values)) is None:
             readable = False
         else:
             values[match[1]] = value
@@ -241,11 +237,9 @@ class Entry:
     """A kernel's command line in the boot loader's configuration."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
-
     source: str  # the line of the configuration file
     tokens: tuple[str, ...]  # the arguments
-    # base name of the script of /etc/grub.d that wrote the line; "": no mark names it
-    script: str = ""
+    script: str = ""  # name of the script of /etc/grub.d that wrote the line; "": not marked
 
 
 @dataclass
@@ -317,9 +311,7 @@ def _newest_first(path: str) -> list[tuple[int, int, str]]:
 
 
 def _chosen_path(paths: list[str], titles: Mapping[str, str], default: str) -> str:
-    """The boot loader entry that this default names, by file, title, pattern or number; else the
-    newest. The paths are sorted, the newest first.
-    """
+    """The entry that this default names; else the newest. paths: the newest first"""
     for path in paths:
         stem = path.rpartition("/")[2].removesuffix(".conf")
         named = stem == default or titles.get(path) == default
@@ -333,9 +325,7 @@ def _chosen_path(paths: list[str], titles: Mapping[str, str], default: str) -> s
 def find_next_boot(
     files: Mapping[str, list[Line]], family: str
 ) -> tuple[Entry | None, tuple[Entry, ...]]:
-    """The entry of the next boot, and the other boot loader entries, which decide on RHEL's
-    family.
-    """
+    """The entry of the next boot, and the other entries, which decide on RHEL's family."""
     variables: dict[str, str] = {}
     env: dict[str, str] = {}
     default, bls = "", False
@@ -367,9 +357,8 @@ def find_next_boot(
     for path, lines in files.items():
         for line in lines if path.startswith(f"{ENTRIES}/") else ():
             if line.text.startswith("options") and path not in entries:
-                entries[path] = Entry(
-                    line.source, kernel_arguments(expand(line.text[7:], variables))
-                )
+                arguments = kernel_arguments(expand(line.text[7:], variables))
+                entries[path] = Entry(line.source, arguments)
             elif line.text.startswith("title"):
                 titles[path] = line.text[5:].strip()
     kernels = tuple(_kernels(menu))
@@ -447,21 +436,16 @@ class Iommu:
     """The facts that decide a node's kernel arguments."""
 
     JSON_KEYS: ClassVar = {"own_line": "ours"}
-
-    # PCI device ids of the node's AMD graphics and accelerators (``0x74a1``), sorted
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # PCI device ids of AMD's GPUs (``0x74a1``), sorted
     cpus: int = 0  # logical CPUs online; of 256 and more the kernel finds 255 without an IOMMU
     cpu_vendor: str = ""  # AuthenticAMD, GenuineIntel, or ""
     live: tuple[str, ...] = ()  # the tokens of /proc/cmdline
     boot: tuple[Entry, ...] = ()  # the boot loader's entry of the next boot; () without one
-    # the assignments of /etc/default/grub and grub.d/*.cfg, in the order of reading
-    config: tuple[Line, ...] = ()
+    config: tuple[Line, ...] = ()  # assignments of /etc/default/grub and grub.d/*.cfg, in order
     family: str = ""  # debian, redhat, suse, or "" for another distribution
-    # the installed ones of update-grub, grub-mkconfig, grubby, grub2-mkconfig
-    tools: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()  # installed ones of update-grub, grub-mkconfig, grubby, …
     dropins: tuple[str, ...] = ()  # the files of grub.d, in the order of reading
-    # the line of nodeready's file for GRUB with the arguments, or None
-    own_line: Line | None = None
+    own_line: Line | None = None  # the line of nodeready's file with the arguments, or None
     generated: bool = False  # grub.cfg was written after nodeready's file
     unreadable: tuple[str, ...] = ()  # boot files that only root may read
     default_grub: bytes | None = None  # the bytes of /etc/default/grub; None: no such file
@@ -472,8 +456,7 @@ def count_listed(ranges: str) -> int | None:
     """How many numbers a kernel list such as ``0-127,256`` holds; None for another text."""
     count = 0
     for part in ranges.strip().split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
-        if match is None:
+        if (match := re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)) is None:
             return None
         count += int(match[2] or match[1]) - int(match[1]) + 1
     return count
@@ -514,8 +497,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
     own_lines = [line for line in config if line.text.startswith(f"{OWN_VARIABLE}=")]
     newer = tuple(pair.partition(" ")[0] for pair in output.all("newer"))
     next_entry, other_entries = find_next_boot(files, family)
-    cpus = count_listed(values["cpus"]) if "cpus" in values else 0
-    if cpus is None:
+    if (cpus := count_listed(values["cpus"]) if "cpus" in values else 0) is None:
         raise ProbeError("the list of CPUs makes no sense", values["cpus"])
     return Iommu(
         devices=tuple(sorted(output.all("device"))),

@@ -31,8 +31,7 @@ def requested(limit: int, item: str) -> str:
     return f"at least {item_text(limit, item)}" if limit else "exactly 0"
 
 
-def is_enough(value: int, limit: int) -> bool:
-    """Whether a limit satisfies the policy's."""
+def _is_enough(value: int, limit: int) -> bool:
     return value >= limit if limit else value == 0
 
 
@@ -114,11 +113,10 @@ def _breaks_logins(observed: Limits, entry: LimitEntry) -> bool:
 
 
 def _line_problem(observed: Limits, entry: LimitEntry, limit: int) -> str:
-    """The problem with a line's limit, or ""."""
     if _breaks_logins(observed, entry):
         highest = item_text(highest_possible(observed, entry.item), entry.item)
         return f"{item_text(entry.value, entry.item)} (breaks logins: the most is {highest})"
-    return "" if is_enough(entry.value, limit) else item_text(entry.value, entry.item)
+    return "" if _is_enough(entry.value, limit) else item_text(entry.value, entry.item)
 
 
 def _login_check(item: str, cost: Cost, meaning: str) -> Check:
@@ -143,8 +141,7 @@ def _login_check(item: str, cost: Cost, meaning: str) -> Check:
         for domain in policy.limit_domains:
             for kind in limit_files.KINDS:
                 entry = observed.pam.effective(domain, kind, item)
-                value = "unset" if entry is None else _line_problem(observed, entry, limit)
-                if value:
+                if value := "unset" if entry is None else _line_problem(observed, entry, limit):
                     problems.setdefault(value, {}).setdefault(domain, []).append(kind)
                     line = entry.source if entry else ""
                     source = source or line
@@ -205,9 +202,8 @@ def exceptions(observed: Limits, policy: Policy) -> Result:
         if broken or (limit is not None and entry.value < limit):
             text = f"{entry.domain} {entry.kind} {entry.item} {item_text(entry.value, entry.item)}"
             lines.setdefault(entry.source, []).append(f"{text} breaks logins" if broken else text)
-            fails += (
-                [entry.source] if broken or limit_files.covers_all_people(entry.domain) else []
-            )
+            if broken or limit_files.covers_all_people(entry.domain):
+                fails.append(entry.source)
     for domain, source in observed.pam.exempt:
         if domain not in policy.limit_domains:
             lines.setdefault(source, []).append(f"{domain} is exempt from all limits")
@@ -228,8 +224,7 @@ def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> s
     for item, limit in possible_limits(observed, policy).items():
         for domain in policy.limit_domains:
             values = [limits_of_file.effective(domain, kind, item) for kind in limit_files.KINDS]
-            low = [v for v in values if v is None or not is_enough(v.value, limit)]
-            if low:
+            if low := [v for v in values if v is None or not _is_enough(v.value, limit)]:
                 value = next((item_text(v.value, item) for v in low if v), "unset")
                 shortfalls.append(f"{item} {value} for {domain}")
     return join_names(shortfalls)
@@ -267,8 +262,7 @@ def pam(observed: Limits, policy: Policy) -> Result:
             continue
         source = stack.limits[-1].source
         fix = f"remove conf= from {source}, or give {stack.conf} these limits"
-        limits_of_file = observed.confs.get(stack.conf)
-        if limits_of_file is None:
+        if (limits_of_file := observed.confs.get(stack.conf)) is None:
             judged, shortfall = pam.warn, "which is not read"
         else:
             shortfall = _shortfall(observed, policy, limits_of_file)
@@ -318,12 +312,11 @@ def services(observed: Limits, policy: Policy) -> Result:
     low, source, unbeatable = [], "", ""
     for service, unit in observed.units.items():
         for item, limit in limits.items():
-            unit_limit = unit.limits.get(item, observed.defaults.get(item))
-            if unit_limit is None:
+            if (unit_limit := unit.limits.get(item, observed.defaults.get(item))) is None:
                 low.append(f"{service} {item} unset")
                 continue
             bounds = unit_limit.soft, unit_limit.hard
-            if all(is_enough(bound, limit) for bound in bounds):
+            if all(_is_enough(bound, limit) for bound in bounds):
                 continue
             value = "/".join(dict.fromkeys(item_text(bound, item) for bound in bounds))
             low.append(f"{service} {item} {value}")
@@ -380,8 +373,7 @@ def running(observed: Limits, policy: Policy) -> Result:
     names, expected = _services_text(policy, limits)
     if not observed.running:
         return running.na(f"none of {names} is running")
-    low_processes = _low_processes(observed, limits)
-    if not low_processes:
+    if not (low_processes := _low_processes(observed, limits)):
         return running.ok(expected=expected)
     actual = "; ".join(f"restart of {service} ({text})" for service, text in low_processes.items())
     low_pid = next(p.pid for p in observed.running if p.service in low_processes)

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
-from nodeready.core import shell, sysctl
-from nodeready.core.base import (
-    PAM_DIRECTORIES,
-    Line,
-    Output,
-    Probe,
-    ProbeError,
-    Section,
-    by_path,
-    frozen,
-    number,
-)
+from nodeready.core import base, shell, sysctl
 from nodeready.core.policy import Policy
 from nodeready.core.settings import Names
 from nodeready.subjects.limits import limit_files
@@ -117,7 +106,7 @@ def _script(policy: Policy) -> str:
     )
     pam = " ".join(
         f"{directory}/{name}"
-        for directory in PAM_DIRECTORIES
+        for directory in base.PAM_DIRECTORIES
         for name in (*limit_files.SERVICES, *limit_files.PAM_INCLUDED)
     )
     sshd = " ".join((*limit_files.SSHD_CONFIG, *limit_files.SSHD_INCLUDED))
@@ -177,71 +166,57 @@ class Limits:
     # item -> the maximum hard limit of logins, where root cannot raise hard limits and pam_limits
     # is strict; empty on every usual node
     ceiling: Mapping[str, int]
-    # fs.nr_open in force: the maximum of open files of a process; None: unreadable
-    nr_open: int | None
-    # the value of fs.nr_open in the sysctl files for the next boot
-    nr_open_boot: sysctl.BootSetting
+    nr_open: int | None  # fs.nr_open in force: maximum open files of a process; None: unreadable
+    nr_open_boot: sysctl.BootSetting  # fs.nr_open in the sysctl files, for the next boot
     systemd: bool  # systemd runs as the init
-    # item -> the limit of systemd's configuration for services without this limit
-    defaults: Mapping[str, UnitLimit] = field(default_factory=dict)
+    defaults: Mapping[str, UnitLimit] = field(default_factory=dict)  # item -> systemd's default
     # service of SERVICES -> its PAM stack; without stacks that were not read
     stacks: Mapping[str, PamStack] = field(default_factory=dict)
     # file -> the limits that pam_limits gives by its option ``conf=``
     confs: Mapping[str, PamLimits] = field(default_factory=dict)
-    # the line of sshd's configuration that leaves PAM off, or a file without a line
-    no_pam: Line | str | None = None
+    no_pam: base.Line | str | None = None  # sshd's line that leaves PAM off, or a file without one
 
 
-def _proc_limits(lines: Iterable[Line]) -> dict[str, tuple[int, int]]:
+def _proc_limits(lines: Iterable[base.Line]) -> dict[str, tuple[int, int]]:
     """Item -> (soft, hard) of a /proc/PID/limits; {} when the process ended meanwhile."""
     limits: dict[str, tuple[int, int]] = {}
     for line in lines:
         match = re.match(r"(Max(?: [a-z]+)+)\s{2,}(\w+)\s+(\w+)", line.text)
         if match and match[1] in _PROC_NAMES:
             soft, hard = (
-                limit_files.UNLIMITED if text == "unlimited" else number(text, match[1])
+                limit_files.UNLIMITED if text == "unlimited" else base.number(text, match[1])
                 for text in (match[2], match[3])
             )
             limits[_PROC_NAMES[match[1]]] = (soft, hard)
     return limits
 
 
-_CEILING_PID = re.compile("^ceiling=([0-9]+)$", re.M)
-
-
-def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
+def parse(outputs: Mapping[str, base.Output], policy: Policy) -> Limits:
     """The observation. Raises ProbeError when a value of the kernel is no number."""
-    output = outputs["limits"]
-    match = _CEILING_PID.search(output.text)
-    if match and "process=" not in output.text:
-        # The outputs of most nodes differ only in this pid. Without it, `_parse` has them cached.
-        text = output.text.replace(f"/proc/{match[1]}/limits:", "/proc/0/limits:")
-        output = replace(output, text=f"{text[: match.start(1)]}0{text[match.end(1) :]}")
-    return _parse(output, outputs["sysctl"], policy.limit_services)
+    return _parse(outputs["limits"], outputs["sysctl"], policy.limit_services)
 
 
 @lru_cache(maxsize=64)
-def _parse(output: Output, kernel: Output, services: Names) -> Limits:
+def _parse(output: base.Output, kernel: base.Output, services: Names) -> Limits:
     values = output.values()
     # In a container, the output has PAM's files twice.
-    files = by_path(dict.fromkeys(output.lines()))
+    files = base.by_path(dict.fromkeys(output.lines()))
     lines = [line for file_lines in files.values() for line in file_lines]
     existing = output.all("there")
     units: dict[str, Unit] = {}
     for text in output.all("unit"):
         service, _, path = text.partition(" ")
         if service not in services or not path.startswith("/"):
-            raise ProbeError("a unit that was not requested", text)
+            raise base.ProbeError("a unit that was not requested", text)
         units[service] = limit_files.parse_unit_limits(service, path, lines, existing)
     by_name = {service[:15]: service for service in services}
     running = []
     for text in dict.fromkeys(output.all("process")):
         name, _, pid = text.partition(" ")
-        limits = _proc_limits(files.get(f"/proc/{pid}/limits", ()))
-        if limits:
+        if limits := _proc_limits(files.get(f"/proc/{pid}/limits", ())):
             if name[:15] not in by_name:
-                raise ProbeError("a process that was not requested", text)
-            running.append(Running(by_name[name[:15]], number(pid, "a process id"), limits))
+                raise base.ProbeError("a process that was not requested", text)
+            running.append(Running(by_name[name[:15]], base.number(pid, "a process id"), limits))
     ceiling = _proc_limits(files.get(f"/proc/{values.get('ceiling')}/limits", ()))
     is_strict = any("/pam.d/" in line.path and _STRICT.match(line.text) for line in lines)
     stacks = {
@@ -251,13 +226,13 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
     }
     confs = {stack.conf for stack in stacks.values()} & {*files, *existing}
     nr_open = files.get(_NR_OPEN_FILE, ())
-    observed: Limits = frozen(
+    observed: Limits = base.frozen(
         Limits(
             pam=limit_files.parse_pam_limits(lines, existing),
             units=units,
             running=tuple(running),
             ceiling={item: hard for item, (_, hard) in ceiling.items()} if is_strict else {},
-            nr_open=number(nr_open[0].text, NR_OPEN) if nr_open else None,
+            nr_open=base.number(nr_open[0].text, NR_OPEN) if nr_open else None,
             nr_open_boot=sysctl.boot_value(sysctl.parse(kernel), NR_OPEN),
             systemd="systemd" in values,
             defaults=limit_files.parse_defaults(lines, existing),
@@ -272,4 +247,6 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
     return observed
 
 
-PROBE = Probe("limits", (Section("limits", _script, seeks=_seeks), sysctl.SECTION), parse)
+PROBE = base.Probe(
+    "limits", (base.Section("limits", _script, seeks=_seeks), sysctl.SECTION), parse
+)

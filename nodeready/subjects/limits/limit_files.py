@@ -46,7 +46,6 @@ class LimitEntry:
     """One limit that a line gives to a domain."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
-
     domain: str  # ``*``, a user, ``@group``, or a range of ids as written
     kind: str  # ``soft`` or ``hard``; a line of type ``-`` is two entries
     item: str  # ``core``, ``memlock`` or ``nofile``
@@ -59,11 +58,8 @@ class PamLimits:
     """The limits that a node's files give to new logins."""
 
     entries: tuple[LimitEntry, ...] = ()  # in the order in which pam_limits applies them
-    # (domain, line) of the lines that exempt a user or group from all limits
-    exempt: tuple[tuple[str, str], ...] = ()
-    # base name of the last foreign file of limits.d with one of ITEMS that a file of nodeready can
-    # follow; "" for none
-    last: str = ""
+    exempt: tuple[tuple[str, str], ...] = ()  # (domain, line) of those exempt from all limits
+    last: str = ""  # name of the last foreign file with one of ITEMS that ours can follow, or ""
 
     def effective(self, domain: str, kind: str, item: str) -> LimitEntry | None:
         """The winning entry of this domain, kind and item; None without an entry."""
@@ -122,8 +118,7 @@ def span(domain: str) -> tuple[int, int] | None:
     >>> span("@100:200")
     (100, 200)
     """
-    match = _RANGE.fullmatch(domain)
-    if match is None:
+    if (match := _RANGE.fullmatch(domain)) is None:
         return None
     if match[3] is not None:
         return int(match[3]), int(match[3])
@@ -156,8 +151,7 @@ def _value(text: str, item: str) -> int | None:
     """The value in kernel units, or None for a text that pam_limits skips."""
     if text in ("-1", "-", "unlimited", "infinity"):
         return UNLIMITED
-    match = re.match(r"[+-]?\d+", text)
-    if match is None:
+    if (match := re.match(r"[+-]?\d+", text)) is None:
         return None
     # strtoull ignores the text after the digits, and wraps a negative number around.
     value = int(match[0]) % 2**64 if len(match[0]) < 21 else UNLIMITED
@@ -230,7 +224,6 @@ class PamStack:
     """The calls of pam_limits in a service's PAM stack."""
 
     JSON_KEYS: ClassVar = {"is_complete": "whole"}
-
     path: str  # the service's file
     limits: tuple[Line, ...] = ()  # the lines of its session stack that call pam_limits, in order
     is_complete: bool = True  # all files that the stack names were read
@@ -274,8 +267,7 @@ _READ = {word for path in SSHD_INCLUDED for word in (path, path.removeprefix("/e
 def find_disabled_pam(files: Mapping[str, list[Line]]) -> Line | str | None:
     """The line of sshd's configuration that switches PAM off.
 
-    A path: neither that file nor an included file switches PAM on. None: PAM is on, or no
-    configuration was read.
+    A path: neither that file nor an included one switches PAM on. None: on, or nothing was read.
     """
     main = next((path for path in SSHD_CONFIG if path in files), "")
     for line in _sshd_lines(main, files, 0):
@@ -283,8 +275,7 @@ def find_disabled_pam(files: Mapping[str, list[Line]]) -> Line | str | None:
         if words[:1] == ["include"] and not {word.strip('"') for word in words[1:]} <= _READ:
             # A file that was not read may have an earlier line.
             return None
-        match = re.fullmatch(r"usepam[\s=]+\"?(\w+)\"?\s*", line.text.strip(), re.I)
-        if match:
+        if match := re.fullmatch(r"usepam[\s=]+\"?(\w+)\"?\s*", line.text.strip(), re.I):
             return line if match[1].lower() == "no" else None
     return main or None
 
@@ -324,7 +315,6 @@ class UnitLimit:
     """One limit of a unit."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
-
     soft: int  # in kernel units
     hard: int  # likewise
     source: str  # the line that sets it, ``/path:number``
@@ -335,11 +325,8 @@ class Unit:
     """An installed service."""
 
     path: str  # its unit file
-    # item -> the limit that the unit's files set; without items that no file sets
-    limits: Mapping[str, UnitLimit] = field(default_factory=dict)
-    # base name of the last foreign drop-in with a limit that a drop-in of nodeready can follow; ""
-    # for none
-    last: str = ""
+    limits: Mapping[str, UnitLimit] = field(default_factory=dict)  # item -> the limit in its files
+    last: str = ""  # name of the last foreign file with one of ITEMS that ours can follow, or ""
 
 
 def file_names(service: str) -> tuple[str, ...]:
@@ -368,20 +355,11 @@ def _size_in_bytes(text: str) -> int | None:
     """The bytes or the number of ``64K`` or ``infinity``; None for a text that systemd ignores."""
     if text == "infinity":
         return UNLIMITED
-    match = re.fullmatch(r"(\d{1,19})(\.\d{1,9})? ?([KMGTPE]?)B?", text)
-    if match is None:
+    if (match := re.fullmatch(r"(\d{1,19})(\.\d{1,9})? ?([KMGTPE]?)B?", text)) is None:
         return None
     factor = _SUFFIXES[match[3]]
     value: int = int(match[1]) * factor + int(float(match[2] or 0) * factor)
     return min(value, UNLIMITED)
-
-
-def _unit_limit(text: str, source: str) -> UnitLimit | None:
-    """The limit of ``BOTH`` or ``SOFT:HARD``; None for a text that systemd ignores."""
-    soft_text, colon, hard_text = text.partition(":")
-    soft = _size_in_bytes(soft_text.strip())
-    hard = _size_in_bytes((hard_text if colon else soft_text).strip())
-    return None if soft is None or hard is None else UnitLimit(soft, hard, source)
 
 
 def _apply_section(
@@ -402,9 +380,12 @@ def _apply_section(
         item, sets_limit = match[1].lower(), True
         if not match[2]:
             limits.pop(item, None)
-        limit = _unit_limit(match[2], line.source)
-        if limit is not None:
-            limits[item] = limit
+        # ``BOTH`` or ``SOFT:HARD``.
+        soft_text, colon, hard_text = match[2].partition(":")
+        soft = _size_in_bytes(soft_text.strip())
+        hard = _size_in_bytes((hard_text if colon else soft_text).strip())
+        if soft is not None and hard is not None:
+            limits[item] = UnitLimit(soft, hard, line.source)
     return sets_limit
 
 

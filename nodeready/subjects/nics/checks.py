@@ -8,19 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from nodeready.core import result
 from nodeready.core.policy import Policy
-from nodeready.core.result import (
-    Check,
-    Counters,
-    FactKinds,
-    FleetFacts,
-    Result,
-    Subject,
-    by_value,
-    check,
-    join_first,
-    join_names,
-)
+from nodeready.core.result import FleetFacts, Result, by_value, check, join_first, join_names
 from nodeready.core.settings import rows
 from nodeready.core.severity import CABLES, Cost, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
@@ -50,7 +40,9 @@ def _span_text(seconds: float) -> str:
     return f"in {seconds:.0f} seconds"
 
 
-def _growth(observed: Nics, fleet: FleetFacts, before: Counters, counter: str) -> dict[str, int]:
+def _growth(
+    observed: Nics, fleet: FleetFacts, before: result.Counters, counter: str
+) -> dict[str, int]:
     """Interface -> growth of its counter, for the interfaces whose counter grew.
 
     A counter below its earlier value was reset with its driver: its whole value is growth.
@@ -67,10 +59,9 @@ def _growth(observed: Nics, fleet: FleetFacts, before: Counters, counter: str) -
     return growths
 
 
-def _earlier(observed: Nics, fleet: FleetFacts, *counters: str) -> Counters | str:
+def _earlier(observed: Nics, fleet: FleetFacts, *counters: str) -> result.Counters | str:
     """The earlier audit that read one of these counters that is readable now, or why none did."""
-    before = fleet.counters.get("nics")
-    if before is None:
+    if (before := fleet.counters.get("nics")) is None:
         return "no earlier look to compare with"
     is_comparable = any(
         f"{name}.{counter}" in before.values and getattr(nic, counter) is not None
@@ -80,13 +71,10 @@ def _earlier(observed: Nics, fleet: FleetFacts, *counters: str) -> Counters | st
     return before if is_comparable else "the earlier look saw none of these interfaces"
 
 
-@check(
-    "nics.flaps",
-    loses_job("monitor", "inspect", "reseat", "replace", source=CABLES),
-    fleet=("addresses", "counters"),
-    fix="look into dmesg and the switch's log; replace cable or transceiver if it goes on",
-    expects="no change of a link",
-)
+@check("nics.flaps", loses_job("monitor", "inspect", "reseat", "replace", source=CABLES),
+       fleet=("addresses", "counters"),
+       fix="look into dmesg and the switch's log; replace cable or transceiver if it goes on",
+       expects="no change of a link")  # fmt: skip
 def flaps(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """No link was lost or came back since the last audit (carrier_changes).
 
@@ -175,11 +163,9 @@ def _slaves(observed: Nics) -> dict[str, list[Nic]]:
            "the new name in the policy")  # fmt: skip
 def expected(observed: Nics, policy: Policy) -> Result:
     """The interfaces of the policy exist: a dead or renamed adapter is missing."""
-    names = list(rows(policy.nics))
-    if not names:
+    if not (names := list(rows(policy.nics))):
         return expected.na("the policy names no interface")
-    missing = [name for name in names if name not in observed.interfaces]
-    if not missing:
+    if not (missing := [name for name in names if name not in observed.interfaces]):
         return expected.ok(expected=join_names(names))
     ports = [name for name, nic in observed.interfaces.items() if nic.physical]
     actual = f"no {join_names(missing)}; there: {join_names(ports) or 'no hardware port'}"
@@ -230,14 +216,13 @@ def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
             expected=f"a link on {join_names(judged or switched_off)}",
             actions=("reseat", "replace") if no_link else (),
         )
-    silent = [name for name, nic in judged.items() if nic.carrier is None]
-    if silent:
+    if silent := [name for name, nic in judged.items() if nic.carrier is None]:
         return link.unknown(f"the kernel does not say whether {join_names(silent)} has a link")
     return link.ok(join_names(judged), expected="a link")
 
 
 def _judge_policy_values(
-    check: Check, observed: Nics, policy: Policy, column: str, attribute: str
+    check: result.Check, observed: Nics, policy: Policy, column: str, attribute: str
 ) -> Result | None:
     """Judge the policy's values in one column; None when all are right, or the policy has none."""
     unit = " Mbit/s" if column == "speed_mbps" else ""
@@ -245,8 +230,7 @@ def _judge_policy_values(
     actual = {name: getattr(observed.interfaces[name], column) for name in policy_values}
     if column == "driver":
         actual = {name: "none" if value is None else value for name, value in actual.items()}
-    deviating = {n: v for n, v in actual.items() if v is not None and v != policy_values[n]}
-    if deviating:
+    if deviating := {n: v for n, v in actual.items() if v is not None and v != policy_values[n]}:
         expected = by_value({name: policy_values[name] for name in deviating}, unit)
         source = _source(deviating, attribute)
         return check.fail(by_value(deviating, unit), source, expected=expected)
@@ -321,21 +305,15 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return speed.ok(source=_source(speeds, "speed"), expected=by_value(speeds, " Mbit/s"))
 
 
-@check(
-    "nics.duplex",
-    slows_job("configure"),
-    settings=("nics",),
-    fleet=("addresses",),
-    fix="set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)",
-    expects="full",
-)
+@check("nics.duplex", slows_job("configure"), settings=("nics",), fleet=("addresses",),
+       fix="set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)",
+       expects="full")  # fmt: skip
 def duplex(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Links of hardware ports are full duplex: half is a failed negotiation, and drops packets."""
     linked = _connected_ports(observed, policy, fleet)
     ports = {name: nic for name, nic in linked.items() if nic.kind == "ethernet"}
     modes = {name: nic.duplex for name, nic in ports.items() if nic.duplex is not None}
-    half = [name for name, value in modes.items() if value == "half"]
-    if half:
+    if half := [name for name, value in modes.items() if value == "half"]:
         return duplex.fail(f"half on {join_names(half)}", _source(half, "duplex"))
     if silent := _without_value(ports, "duplex"):
         return duplex.unknown(
@@ -395,15 +373,14 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return mtu.na("the policy sets no MTU and there is no bond")
 
 
-def _policy_check(noun: str, attribute: str, cost: Cost, fix: str, meaning: str) -> Check:
+def _policy_check(noun: str, attribute: str, cost: Cost, fix: str, meaning: str) -> result.Check:
     """The check of a column that is only judged where the policy has values for it."""
 
     @check(f"nics.{noun}", cost, settings=("nics",), fix=fix, meaning=meaning)
     def judged(observed: Nics, policy: Policy) -> Result:
         if verdict := _judge_policy_values(judged, observed, policy, noun, attribute):
             return verdict
-        values = _policy_values(observed, policy, noun)
-        if not values:
+        if not (values := _policy_values(observed, policy, noun)):
             return judged.na(f"the policy names no {noun}")
         return judged.ok(expected=by_value(values))
 
@@ -430,8 +407,7 @@ def _bond_problems(bond: Bond) -> list[str]:
         return [f"{bond.name}: no slave"]
     down = [slave.name for slave in bond.slaves if slave.mii not in ("up", None)]
     texts = [f"{bond.name}: {join_names(down)} down"] if down else []
-    silent = bond.lacp and bond.partner_mac == "00:00:00:00:00:00"
-    if silent:
+    if silent := bond.lacp and bond.partner_mac == "00:00:00:00:00:00":
         texts.append(f"{bond.name}: the switch does not answer LACP")
     if bond.one_at_a_time and bond.active_slave is None and len(down) < len(bond.slaves):
         texts.append(f"{bond.name}: no slave is active")
@@ -464,12 +440,10 @@ def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     bonds = [bond for name, bond in observed.bonds.items() if bond.slaves or name in used]
     if not bonds:
         return bond.na("no bond")
-    problems = [(bond.name, text) for bond in bonds for text in _bond_problems(bond)]
-    if problems:
+    if problems := [(bond.name, text) for bond in bonds for text in _bond_problems(bond)]:
         actual = join_first(text for _, text in problems)
         return bond.fail(actual, f"/proc/net/bonding/{problems[0][0]}")
-    silent = [slave.name for bond in bonds for slave in bond.slaves if slave.mii is None]
-    if silent:
+    if silent := [slave.name for bond in bonds for slave in bond.slaves if slave.mii is None]:
         return bond.unknown(f"the kernel does not say whether {join_names(silent)} is in use")
     return bond.ok(join_names(bond.name for bond in bonds))
 
@@ -480,13 +454,13 @@ _ELEMENTS = {
     "interfaces": "", "bonds": "", "bonds.slaves": "name", "routes": "destination interface",
     "kernel_log.faults": "kind text",
 }  # fmt: skip
-SUBJECT = Subject(
+SUBJECT = result.Subject(
     "nics", __doc__,
     checks=(
         expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors, kernel_faults,
     ),
     probe=PROBE, compared=compared, derived=derived, learned=learned, counters=counters,
-    kinds=FactKinds(
+    kinds=result.FactKinds(
         # The peers of a run decide what the run derives; packets are dropped on healthy nodes.
         volatile="""
             before peers_via nccl_socket_ifname container_ends rx_dropped tx_dropped

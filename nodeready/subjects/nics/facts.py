@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
-from nodeready.core import shell
+from nodeready.core import base, shell
 from nodeready.core.base import Output, Probe, ProbeError, Section, cached_last, frozen, number
 from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 from nodeready.core.policy import Policy
@@ -78,8 +78,7 @@ def _script(policy: Policy) -> str:
 class Nics:
     """The network of a node."""
 
-    # name -> interface, without the node's ends of containers' interfaces
-    interfaces: Mapping[str, Nic]
+    interfaces: Mapping[str, Nic]  # name -> interface, without the ends of containers'
     bonds: Mapping[str, Bond]  # name -> bond
     container_ends: int  # count of the interfaces that were left out
     routes: tuple[Route, ...]  # of the main tables, the widest first
@@ -108,8 +107,7 @@ def _interfaces_in_use(observed: Nics) -> frozenset[str | None]:
     named |= {slave.name for bond in observed.bonds.values() for slave in bond.slaves}
     interfaces = observed.interfaces
     ports = {n: port for n, port in interfaces.items() if port.physical or port.kind == "bond"}
-    addressed = {name for name, port in ports.items() if port.addressed}
-    if not addressed:
+    if not (addressed := {name for name, port in ports.items() if port.addressed}):
         virtual = {n: nic for n, nic in interfaces.items() if nic.kind == "virtual"}
         named |= {n for n, nic in virtual.items() if nic.addressed and not _NOT_FOR_PEERS.match(n)}
     named |= addressed | {name for name, port in ports.items() if port.upper}
@@ -120,12 +118,8 @@ def _interfaces_in_use(observed: Nics) -> frozenset[str | None]:
 
 def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
     """First word -> the rest, of each "WORD REST"."""
-    values_by_name: dict[str, list[str]] = {}
-    for value in values:
-        name, space, other = value.partition(" ")
-        if space:
-            values_by_name.setdefault(name, []).append(other)
-    return values_by_name
+    parts = (value.partition(" ") for value in values)
+    return base.grouped((name, other) for name, space, other in parts if space)
 
 
 #: The content of the section ``nics``: the interfaces without their addresses, the bonds, and the
@@ -138,14 +132,12 @@ def _parse_interfaces(output: Output) -> _BareInterfaces:
     """Raises ProbeError without any interface: every node has lo."""
     text = output.require()
     lines = text.split("\n")
-    for template in _TEMPLATES.of(lines):
-        differing = template.differing(lines)
-        if differing is not None:
-            _TEMPLATES.mark_used(template)
-            interfaces, bonds, ends = template.read
-            return nic.with_values(interfaces, differing), bonds, ends
-    attributes = nic.attributes(text)
-    if not attributes:
+    adapted = _TEMPLATES.adapted(
+        lambda read, differing: (nic.with_values(read[0], differing), read[1], read[2]), lines
+    )
+    if adapted is not None:
+        return adapted
+    if not (attributes := nic.attributes(text)):
         raise ProbeError(f"no interface in {nic.NET}", text.strip())
     uppers, masters = _pairs(output.all("upper")), _pairs(output.all("master"))
     nics = {
@@ -274,7 +266,6 @@ class NicsInFleet(TypedDict):
 
 
 def derived(observed: Nics, fleet: FleetFacts) -> NicsInFleet:
-    """The facts that need the fleet."""
     return {
         "peers_via": peer_interfaces(observed, fleet),
         "nccl_socket_ifname": socket_interface(observed, fleet)[0],
@@ -289,8 +280,7 @@ def counters(observed: Nics, fleet: FleetFacts = ALONE) -> dict[str, int]:
     for name, interface in observed.interfaces.items():
         if interface.physical or name in configured:
             for counter in COUNTED:
-                value = getattr(interface, counter)
-                if value is not None:
+                if (value := getattr(interface, counter)) is not None:
                     values[f"{name}.{counter}"] = value
     return values
 
@@ -305,8 +295,7 @@ def compared(observed: Nics, fleet: FleetFacts = ALONE) -> dict[str, str | int]:
         if name in configured or (interface.physical and interface.carrier):
             facts += ["mtu"] if interface.kind == "virtual" else ["mtu", "speed_mbps"]
         for fact in facts:
-            value = getattr(interface, fact)
-            if value is not None:
+            if (value := getattr(interface, fact)) is not None:
                 facts_by_name[f"{name}.{fact}"] = value
     return facts_by_name
 

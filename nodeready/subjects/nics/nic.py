@@ -279,20 +279,16 @@ _KIND_BY_DEVTYPE = {"bond": "bond", "bridge": "bridge", "vlan": "vlan", "wlan": 
 
 @dataclass(frozen=True)
 class Nic:
-    """One network interface. None: the kernel has no value, or none while the interface is
-    down.
-    """
+    """One network interface. None: the kernel has no value, or none while it is down."""
 
     name: str  # of the interface
     # "ethernet" and "infiniband" are ports of adapters; "wifi", "usb" (often the BMC's), "bond",
     # "bridge", "vlan", "loopback"; all else is "virtual", also the switch's end of a virtual
     # function (a representor)
     kind: str
-    # of RFC 2863: "up", "down", "lowerlayerdown", "dormant", "testing", "unknown" where the driver
-    # keeps none
+    # RFC 2863: "up", "down", "lowerlayerdown", "dormant", "testing", "unknown"
     operstate: str | None = None
-    # whether the interface has a link; None: it is administratively down
-    carrier: bool | None = None
+    carrier: bool | None = None  # whether it has a link; None: it is administratively down
     admin_up: bool | None = None  # whether the interface is administratively up
     speed_mbps: int | None = None  # of the link
     duplex: str | None = None  # "full" or "half"
@@ -300,17 +296,14 @@ class Nic:
     mac: str | None = None  # the hardware address
     driver: str | None = None  # of the adapter
     firmware: str | None = None  # of the adapter, where its RDMA device shows it
-    # count of lost and regained links since the interface was made
-    carrier_changes: int | None = None
+    carrier_changes: int | None = None  # count of lost and regained links since it was made
     pci_address: str | None = None  # "0000:5e:00.0"
     numa_node: int | None = None  # the NUMA node to which the adapter is attached
     master: str | None = None  # the bond or bridge to which the interface belongs
     upper: tuple[str, ...] = ()  # the interfaces on top of this one: its master, its VLANs
-    # "10.0.0.1/24"; None: unknown, since another interface is in the same network
-    addresses: tuple[str, ...] | None = ()
+    addresses: tuple[str, ...] | None = ()  # "10.0.0.1/24"; None: another shares its network
     routed: bool = False  # whether a route leads through the interface
-    # packets in the interface's lifetime (Documentation/networking/statistics.rst)
-    rx_errors: int | None = None
+    rx_errors: int | None = None  # packets, in its lifetime (kernel's networking/statistics.rst)
     tx_errors: int | None = None  # likewise
     rx_dropped: int | None = None  # likewise
     tx_dropped: int | None = None  # likewise
@@ -329,7 +322,6 @@ class Nic:
         return not all(map(link_local, self.addresses))
 
 
-@lru_cache(maxsize=16384)
 def _attribute_of(path: str) -> tuple[str, str]:
     """The interface and the attribute of a path below `NET`; "uevent": one per line."""
     name, _, attribute = path.partition("/")
@@ -352,9 +344,7 @@ def attributes(text: str) -> dict[str, dict[str, str]]:
         path, colon, value = line.partition(":")
         if not colon or not path.startswith(start):
             continue
-        # Thousands of nodes have the same paths; a long path is not cached.
-        read = _attribute_of if len(path) < 200 else _attribute_of.__wrapped__
-        name, key = read(path[len(start) :])
+        name, key = _attribute_of(path[len(start) :])
         values = attributes_by_name.setdefault(name, {})
         if key in _EVENTS:
             values.setdefault(key, "")
@@ -389,8 +379,7 @@ def parse_count(text: str | None) -> int | None:
 #: phys_port_name of a representor: the virtual function or subfunction at its other end
 #: (Documentation/networking/representors.rst); a port of the adapter is "p0", "p0s1" or has none.
 _REPRESENTOR = re.compile(r"(c[0-9]+)?pf[0-9]+(hpf|(vf|sf)[0-9]+)?")
-#: SPEED_UNKNOWN is -1 (include/uapi/linux/ethtool.h). Old drivers print -1 without a sign, in 16
-#: or 32 bits.
+#: SPEED_UNKNOWN is -1 (linux/ethtool.h). Old drivers print it without a sign, in 16 or 32 bits.
 _NO_SPEED = 0xFFFF
 
 
@@ -460,19 +449,18 @@ def find_varying(lines: Iterable[str]) -> Callable[[str], bool]:
     """
     start = f"{NET}/"
     paths = {line.partition(":")[0] for line in lines if line.startswith(start)}
-    places = Counter(_attribute_of.__wrapped__(path[len(start) :]) for path in paths)
+    places = Counter(_attribute_of(path[len(start) :]) for path in paths)
 
     def varies(path: str) -> bool:
         relative = path.removeprefix(start)
         name, slash, file = relative.partition("/")
         varies_alone = path != relative and bool(name and slash) and file in _VARIES
-        return varies_alone and places[_attribute_of.__wrapped__(relative)] == 1
+        return varies_alone and places[_attribute_of(relative)] == 1
 
     return varies
 
 
 def with_values(interfaces: Mapping[str, Nic], differing: Mapping[str, str]) -> dict[str, Nic]:
-    """The interfaces with the values of these files replaced."""
     fields: dict[str, dict[str, object]] = {}
     for path, text in differing.items():
         name, _, file = path[len(NET) + 1 :].partition("/")
@@ -486,8 +474,7 @@ def with_values(interfaces: Mapping[str, Nic], differing: Mapping[str, str]) -> 
 
 # --- Bonds: /sys/class/net/BOND/bonding, and the bonding_slave of each slave.
 #
-# Rules: Documentation/networking/bonding.rst, drivers/net/bonding/bond_sysfs.c,
-# bond_sysfs_slave.c.
+# Rules: Documentation/networking/bonding.rst, drivers/net/bonding/bond_sysfs{,_slave}.c.
 
 #: The files of a bond and of a slave, below the interface's directory.
 BOND_FILES = (
@@ -505,8 +492,7 @@ class Slave:
     """One interface of a bond."""
 
     name: str  # of the interface
-    # the slave's link as the bond sees it: "up", "down", "going down", "going back"; None: unknown
-    mii: str | None = None
+    mii: str | None = None  # "up", "down", "going down", "going back" for the bond; None: unknown
     # the LACP aggregator of the slave; 0: none ("N/A" of the kernel); None: no LACP, or unknown
     aggregator: int | None = None
     link_failures: int | None = None  # count of lost links since the slave joined the bond
@@ -523,9 +509,7 @@ class Bond:
     active_slave: str | None = None  # the slave in use, in the modes that use one at a time
     # the LACP aggregator in use: a slave of another aggregator carries no packets
     aggregator: int | None = None
-    # the switch at the far end of LACP; all zeros: no switch answers; None: no LACP, or hidden
-    # from users other than root
-    partner_mac: str | None = None
+    partner_mac: str | None = None  # LACP's switch; zeros: none answers; None: no LACP, or hidden
 
     @property
     def lacp(self) -> bool:

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable
 
 from nodeready.core import own_files, shell
-from nodeready.core.base import Line
+from nodeready.core.base import Line, grouped
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
 from nodeready.core.result import Check, FactKinds, Result, Subject, check, deploy
 from nodeready.core.severity import loses_job
-from nodeready.subjects.access import COMPANIONS, chmod_mends, unusable_program
+from nodeready.subjects.access import COMPANIONS, closed_result, unusable_program
 from nodeready.subjects.pdsh import facts
 from nodeready.subjects.pdsh.facts import Pdsh, PdshUser
 
@@ -27,7 +27,7 @@ _SETS = re.compile(
 
 
 @check("pdsh.installed", loses_job("deploy", "configure", "install"), settings=("packages",),
-       fix=(
+       expects="installed", fix=(
     "install the package pdsh",
     MODULE_FIX,
     "chmod a+rx PATH",
@@ -49,17 +49,15 @@ def installed(observed: Pdsh, policy: Policy) -> Result:
     if observed.installed and trouble is not None:
         if trouble.repair and "pdsh" in policy.packages:
             words, path = trouble.words, trouble.path
-            return installed.fixable(words, path, fix=_DEPLOY_PACKAGES, expected="installed")
+            return installed.fixable(words, path, fix=_DEPLOY_PACKAGES)
         closed = "has mode" in trouble.words
         fix = f"chmod a+rx {shell.quote(trouble.path)}" if closed else _AGAIN_FIX
         judged = installed.warn if trouble.chosen else installed.fail
-        return judged(trouble.words, trouble.path, fix, expected="installed")
+        return judged(trouble.words, trouble.path, fix)
     if not observed.installed:
         if "pdsh" in policy.packages:
-            return installed.fixable("not installed", fix=_DEPLOY_PACKAGES, expected="installed")
-        return installed.fail(
-            "not installed", fix="install the package pdsh", expected="installed"
-        )
+            return installed.fixable("not installed", fix=_DEPLOY_PACKAGES)
+        return installed.fail("not installed", fix="install the package pdsh")
     if not observed.module:
         return installed.warn("no sshcmd.so found", fix=MODULE_FIX, expected="installed, with ssh")
     return _insecure_module(observed) or installed.ok(
@@ -72,8 +70,7 @@ def _insecure_module(observed: Pdsh) -> Result | None:
     access = observed.access
     pdsh = next((path for name in ("pdsh.bin", "pdsh") for path in access.programs(name)), "")
     owners = {0, access.inodes[pdsh].uid} if pdsh in access.inodes else {0}
-    insecure = access.insecure(observed.module, owners)
-    if insecure is None:
+    if (insecure := access.insecure(observed.module, owners)) is None:
         return None
     path, inode = insecure
     fault, repair = f"belongs to uid {inode.uid}", "chown root"
@@ -102,9 +99,7 @@ def _in_profile(observed: Pdsh, suffix: str) -> list[tuple[str, Line]]:
 
 
 def last_in_profile(observed: Pdsh, suffix: str) -> str:
-    """Base name of the last foreign file of profile.d that sets the variable, and that a name of
-    our file can follow; "" for none.
-    """
+    """Name of the last foreign file of profile.d that sets it and that ours can follow, or ""."""
     names = [line.path.rpartition("/")[2] for _, line in _in_profile(observed, suffix)]
     candidates = (name for name in reversed(names) if "nodeready" not in name and beatable(name))
     return next(candidates, "")
@@ -132,7 +127,7 @@ def _places(observed: Pdsh) -> Iterable[tuple[str, str, str]]:
 
 
 @check("pdsh.rcmd", loses_job("deploy", "configure"), settings=("packages",), fixed_by="pdsh.rcmd",
-       fix=(
+       expects=TYPE, fix=(
     _BACKSLASH_FIX,
     "remove the line WHERE: no file can be read after it",
     "let users read PATH",
@@ -147,27 +142,24 @@ def rcmd(observed: Pdsh, policy: Policy) -> Result:
     """
     if _absent(observed, policy):
         return rcmd.na("pdsh is neither installed nor in the policy's packages")
-    misset = [setting for setting in _places(observed) if setting[1] != TYPE]
-    if not misset:
-        return _closed(observed) or rcmd.ok(expected=TYPE)
-    values: dict[str, list[str]] = {}
-    for place, value, _ in misset:
-        values.setdefault(value, []).append(place)
-    texts = {value: ", ".join(places) for value, places in values.items()}
-    actual = "; ".join(
-        f"{value} in {text.replace(', /etc/', ', ')}" for value, text in texts.items()
-    )
+    if not (misset := [setting for setting in _places(observed) if setting[1] != TYPE]):
+        files = read_by_users(observed)
+        results = (closed_result(rcmd, observed.access, path) for path in files)
+        return next(filter(None, results), None) or rcmd.ok()
+    places_of = grouped((value, place) for place, value, _ in misset)
+    texts = {value: ", ".join(places) for value, places in places_of.items()}
+    actual = "; ".join(f"{v} in {text.replace(', /etc/', ', ')}" for v, text in texts.items())
     source = next((line_source for _, _, line_source in misset if line_source), "")
     if own_files.remove_block(observed.environment or b"").rstrip().endswith(b"\\"):
         # pam_env joins the next line to such a line, and that would be ours.
-        return rcmd.fail(actual, facts.ENVIRONMENT, _BACKSLASH_FIX, expected=TYPE)
+        return rcmd.fail(actual, facts.ENVIRONMENT, _BACKSLASH_FIX)
     for _, _, line_source in misset:
         if line_source.startswith(facts.PROFILE_D) and not beatable(
             line_source.rpartition("/")[2]
         ):
             fix = f"remove the line {line_source}: no file can be read after it"
-            return rcmd.fail(actual, line_source, fix, expected=TYPE)
-    return rcmd.fixable(actual, source, expected=TYPE)
+            return rcmd.fail(actual, line_source, fix)
+    return rcmd.fixable(actual, source)
 
 
 def read_by_users(observed: Pdsh) -> tuple[str, ...]:
@@ -179,21 +171,6 @@ def read_by_users(observed: Pdsh) -> tuple[str, ...]:
     }
     places = [facts.RCMD_DEFAULT] if observed.debian else []
     return (*places, *sorted(own_paths), *([observed.module] if observed.module else []))
-
-
-def _closed(observed: Pdsh) -> Result | None:
-    """The result for the first file that users cannot read; None: they can read all."""
-    for path in read_by_users(observed):
-        barrier = observed.access.barrier(path)
-        if barrier is None:
-            continue
-        blocked_path = barrier.path
-        if blocked_path == path or chmod_mends(barrier, path):
-            return rcmd.fixable(barrier.words, blocked_path, expected=TYPE)
-        return rcmd.fail(
-            barrier.words, blocked_path, f"let users read {blocked_path}", expected=TYPE
-        )
-    return None
 
 
 @check("pdsh.conflicts", loses_job("configure"), settings=("packages",), expects="none",
@@ -213,8 +190,7 @@ def conflicts(observed: Pdsh, policy: Policy) -> Result:
             sources.append(line.source)
     if not texts:
         return conflicts.ok()
-    fix = f"remove the line {', '.join(sources)}"
-    return conflicts.warn(", ".join(texts), sources[0], fix)
+    return conflicts.warn(", ".join(texts), sources[0], f"remove the line {', '.join(sources)}")
 
 
 def pdshrc_lines(policy: Policy) -> list[str]:
@@ -236,8 +212,7 @@ def has_block(user: PdshUser, policy: Policy) -> bool:
     def code(lines: Iterable[str]) -> list[str]:
         return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
-    inner = own_files.find_block(user.pdshrc or b"")
-    if inner is None:
+    if (inner := own_files.find_block(user.pdshrc or b"")) is None:
         return False
     lines = inner.decode("utf-8", "surrogateescape").split("\n")
     return code(lines) == code(pdshrc_lines(policy))
@@ -256,13 +231,13 @@ def pdshrc(observed: Pdsh, policy: Policy) -> Result:
     if result := _without_users(pdshrc, observed, policy):
         return result
     affected = [u for u in observed.users if not u.trouble and not has_block(u, policy)]
-    expected = f"our block for {', '.join(policy.pdshrc_users)}"
+    check = pdshrc.expecting(f"our block for {', '.join(policy.pdshrc_users)}")
     if not affected:
-        return pdshrc.ok(expected=expected)
+        return check.ok()
     words = {True: "no file", False: "not the block"}
     actual = ", ".join(f"{user.name}: {words[user.pdshrc is None]}" for user in affected)
     status = "warn" if all(user.person for user in affected) else "fail"
-    return pdshrc.fixable(actual, affected[0].path, status=status, expected=expected)
+    return check.fixable(actual, affected[0].path, status=status)
 
 
 @check("pdsh.users", loses_job("configure"),

@@ -179,8 +179,7 @@ class Pdsh:
     settings: tuple[Line, ...] = ()  # the lines of shell start-up files that name the variable
     users: tuple[PdshUser, ...] = ()  # the policy's users
     users_unknown: str = ""  # why the users could not be observed; "": they were
-    # the modes of pdsh and of the files that it reads
-    access: Access = field(default_factory=Access)
+    access: Access = field(default_factory=Access)  # of pdsh and of the files that it reads
 
 
 def in_environment(content: bytes) -> tuple[str | None, int]:
@@ -248,8 +247,7 @@ def _users(output: Output, policy: Policy) -> tuple[PdshUser, ...]:
     read = _read(output)
     users = []
     for name in policy.pdshrc_users:
-        home = homes.get(name, "")
-        if not home:
+        if not (home := homes.get(name, "")):
             users.append(PdshUser(name, trouble="is no user of the node"))
             continue
         if not re.fullmatch(r"/[^\x00-\x1f]*", home):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nodeready.core.base import grouped
 from nodeready.core.policy import Policy
 from nodeready.core.result import FactKinds, Result, Subject, check, join_first
 from nodeready.core.severity import loses_job
@@ -33,9 +34,7 @@ def _holder_text(socket: facts.Socket) -> str:
 
 def _holders_text(sockets: Iterable[facts.Socket]) -> str:
     """``29500-29503 by python3 (...)``: the ports of each holder."""
-    by_holder: dict[str, set[int]] = {}
-    for socket in sockets:
-        by_holder.setdefault(_holder_text(socket), set()).add(socket.port)
+    by_holder = grouped((_holder_text(socket), socket.port) for socket in sockets)
     return join_first(f"{ports_text(ports)} by {holder}" for holder, ports in by_holder.items())
 
 
@@ -58,7 +57,7 @@ def range(observed: facts.Ports, policy: Policy) -> Result:
     since rendezvous listen with SO_REUSEADDR. A socket that is bound, and neither listens nor is
     connected, is invisible.
     """
-    expected = f"{range_text(*policy.port_range)} free"
+    check = range.expecting(f"{range_text(*policy.port_range)} free")
     if observed.listeners is None or observed.connections is None:
         return range.unknown("/proc/net/tcp cannot be read")
     first, last = policy.port_range
@@ -71,20 +70,17 @@ def range(observed: facts.Ports, policy: Policy) -> Result:
         or socket.uid == _NOBODY
     ]
     if services:
-        return range.fail(
-            _holders_text(services), "/proc/net/tcp", _SERVICE_FIX, expected=expected
-        )
+        return check.fail(_holders_text(services), "/proc/net/tcp", _SERVICE_FIX)
     if listeners:
         actual = f"{_holders_text(listeners)}: a job may be running"
-        return range.warn(actual, "/proc/net/tcp", _JOB_FIX, expected=expected)
-    held_sockets = {socket.port: socket for socket in observed.connections}
-    if held_sockets:
+        return check.warn(actual, "/proc/net/tcp", _JOB_FIX)
+    if held_sockets := {socket.port: socket for socket in observed.connections}:
         texts = (
             f"{port} by {_holder_text(socket)}, {socket.state} to {socket.peer or 'nobody'}"
             for port, socket in sorted(held_sockets.items())
         )
-        return range.warn(join_first(texts), "/proc/net/tcp", _CONNECTION_FIX, expected=expected)
-    return range.ok(expected=expected)
+        return check.warn(join_first(texts), "/proc/net/tcp", _CONNECTION_FIX)
+    return check.ok()
 
 
 @check("ports.ephemeral", loses_job("configure"), settings=("port_range",), fix=(
@@ -102,7 +98,7 @@ def ephemeral(observed: facts.Ports, policy: Policy) -> Result:
     ports = policy.port_range
     if observed.ephemeral is None:
         return ephemeral.unknown(f"{facts.EPHEMERAL} cannot be read")
-    expected = f"{range_text(*ports)} outside the ephemeral ports, or reserved"
+    check = ephemeral.expecting(f"{range_text(*ports)} outside the ephemeral ports, or reserved")
     reserved = observed.reserved or ()
     live_ports = facts.overlap(facts.without(observed.ephemeral, reserved), *ports)
     range_line, reserved_line = observed.ephemeral_boot.winner, observed.reserved_boot.winner
@@ -122,14 +118,10 @@ def ephemeral(observed: facts.Ports, policy: Policy) -> Result:
     setting = f"{facts.RESERVED} = {line}"
     fix = f"{setting} in /etc/sysctl.d, and sysctl -w; or give jobs another port_range"
     if live_ports or (boot_ports and source):
-        return ephemeral.fail(
-            actual, source or f"sysctl {facts.EPHEMERAL}", fix, expected=expected
-        )
+        return check.fail(actual, source or f"sysctl {facts.EPHEMERAL}", fix)
     if boot_ports:
-        return ephemeral.warn(
-            f"{actual}: no sysctl file keeps the values", source, fix, expected=expected
-        )
-    return ephemeral.ok(f"ephemeral {range_text(*observed.ephemeral)}", source, expected=expected)
+        return check.warn(f"{actual}: no sysctl file keeps the values", source, fix)
+    return check.ok(f"ephemeral {range_text(*observed.ephemeral)}", source)
 
 
 @check(
@@ -153,18 +145,17 @@ def firewall(observed: facts.Ports, policy: Policy) -> Result:
     - na otherwise: not known. `nodeready ready` proves the ports by connections (proof.mesh).
     """
     rules = observed.firewall
-    expected = f"no rule that drops {range_text(*policy.port_range)}"
+    check = firewall.expecting(f"no rule that drops {range_text(*policy.port_range)}")
     if rules.verdict == "unknown":
         return firewall.unknown(rules.reason)
     if rules.verdict == "no drop":
-        return firewall.ok("no rule drops or rejects", expected=expected)
+        return check.ok("no rule drops or rejects")
     made_by = f" ({rules.manager})" if rules.manager else ""
     texts = f"{join_first(rules.rules)}{made_by}"
     if rules.verdict == "accept":
-        return firewall.ok(f"accepted by the text of {texts}", expected=expected)
+        return check.ok(f"accepted by the text of {texts}")
     if rules.verdict == "drop":
-        actual = f"{rules.ports} dropped by the text of {texts}"
-        return firewall.warn(actual, expected=expected)
+        return check.warn(f"{rules.ports} dropped by the text of {texts}")
     reason = rules.reason or f"{rules.drop}{made_by}"
     if rules.rules:
         reason += f"; the range is named by {texts}"
@@ -179,14 +170,12 @@ def privileged(observed: facts.Ports, policy: Policy) -> Result:
     (Documentation/networking/ip-sysctl.rst; 1024 by default).
     """
     start = observed.privileged_below
-    expected = f"{range_text(*policy.port_range)} from {start} on"
+    check = privileged.expecting(f"{range_text(*policy.port_range)} from {start} on")
     if policy.port_range[0] < start:
         actual = f"ports below {start} are root's alone"
         fix = f"a port_range from {start} on, or sysctl net.ipv4.ip_unprivileged_port_start"
-        return privileged.fail(
-            actual, "sysctl net.ipv4.ip_unprivileged_port_start", fix, expected=expected
-        )
-    return privileged.ok(f"users may listen from {start} on", expected=expected)
+        return check.fail(actual, "sysctl net.ipv4.ip_unprivileged_port_start", fix)
+    return check.ok(f"users may listen from {start} on")
 
 
 SUBJECT = Subject(

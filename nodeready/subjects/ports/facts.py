@@ -1,7 +1,6 @@
 """A node's TCP ports: their sockets, the kernel's ranges for source ports, the packet filter.
 
-What the rules of the filter together do to a connection is not evaluated: `nodeready ready` proves
-it.
+What the filter's rules together do to a connection is not evaluated: `nodeready ready` proves it.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ def parse_ranges(text: str) -> tuple[Range, ...] | None:
     """``8080,29500-29510`` as ranges; () for none, None when it makes no sense."""
     ranges = []
     for part in filter(None, re.split(r"[,\s]+", text)):
-        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
-        if match is None:
+        if (match := re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)) is None:
             return None
         ranges.append((int(match[1]), int(match[2] or match[1])))
     return tuple(ranges)
@@ -177,7 +175,7 @@ def firewall_script(policy: Policy) -> str:
 
 #: This section runs in parallel: nft waits for its lock, and a node can have many rules.
 _FIREWALL_SECTION = Section(
-    "firewall", firewall_script, timeout_s=5, cap_bytes=1 << 16, parallel=True, quick=True
+    "firewall", firewall_script, cap_bytes=1 << 16, parallel=True, quick=True
 )
 
 
@@ -189,8 +187,7 @@ class Firewall:
     # ``ports``, without another condition; "not known"; "unknown": ``reason``
     verdict: str
     drop: str = ""  # the first rule or policy that drops or rejects, with its table and chain
-    # the rules that name a port, with their tables and chains, as the tool prints them
-    rules: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()  # those that name a port, with table and chain, as the tool prints
     ports: str = ""  # the ports that the rules of the verdict name, ``29500-29510``
     manager: str = ""  # the program that made the rules: firewalld or ufw; "": another one
     reason: str = ""  # why the rules are not known
@@ -228,8 +225,7 @@ def _port_rule(rule: str, ports: Range) -> _PortRule | None:
         for clause in clauses
         for first, last in re.findall(r"(\d{1,5})(?:[-:](\d{1,5}))?", clause[3])
     ]
-    named = overlap(spans, *ports)
-    if not named:
+    if not (named := overlap(spans, *ports)):
         return None
     bare = _NEUTRAL.sub("", _NAMED_PORTS.sub("", text))
     return _PortRule(
@@ -263,8 +259,7 @@ def parse_firewall(output: Output, policy: Policy) -> Firewall:
     except ProbeError as error:
         return Firewall("unknown", reason=f"listing the rules {error.reason}")
     if "root" in values:
-        reason = "the rules can be seen by root alone (CAP_NET_ADMIN)"
-        return Firewall("unknown", reason=reason)
+        return Firewall("unknown", reason="the rules can be seen by root alone (CAP_NET_ADMIN)")
     for failure in output.all("failed"):
         # A kernel without nf_tables has no rules in it.
         if not re.match(r"nft: .*(Protocol|Operation) not supported", failure):
@@ -398,8 +393,7 @@ NR_LINKS
 def script(policy: Policy) -> str:
     """The sockets, and the kernel's port settings.
 
-    The script starts two programs, a third for a long table, and some more when a port of the
-    range is held.
+    It starts two programs, a third for a long table, and some more when a port is held.
     """
     first, last = policy.port_range
     sockets = _SOCKETS.replace("%FIRST%", str(first)).replace("%LAST%", str(last))
@@ -436,8 +430,7 @@ class Socket:
     peer: str  # the far end of a connection, or ""
     uid: int  # the user who made the socket; 0 also for a socket without an owner
     user: str | None = None  # that user's name in /etc/passwd; None: not there, or not read
-    # name of the socket's process, at most 15 characters; None: unknown
-    process: str | None = None
+    process: str | None = None  # of the socket's process, at most 15 characters; None: unknown
     pid: int | None = None  # of that process; the lowest when several processes share the socket
     job: str = ""  # the Slurm job in whose cgroup the process runs, or ""
 
@@ -454,8 +447,7 @@ def _parse_owners(output: Output) -> dict[str, tuple[int, str, str]]:
     """Inode -> (pid, job, process name): the lowest pid, usually the parent."""
     owners: dict[str, tuple[int, str, str]] = {}
     for text in output.all("owner"):
-        match = re.fullmatch(r"(\d{1,20}) (\d{1,10}) (\d{0,20})[^:]{0,64}: (.{0,64})", text)
-        if match:
+        if match := re.fullmatch(r"(\d{1,20}) (\d{1,10}) (\d{0,20})[^:]{0,64}: (.{0,64})", text):
             owner = (int(match[2]), match[3], match[4])
             owners[match[1]] = min(owner, owners.get(match[1], owner))
     return owners
@@ -518,20 +510,13 @@ class Ports:
     """The TCP ports of a node."""
 
     JSON_KEYS: ClassVar = {"is_cut": "more"}
-
-    # every socket that listens; with its process only for the policy's ports
-    listeners: tuple[Socket, ...] | None
-    # connections whose local port is one of the policy's, without TIME_WAIT
-    connections: tuple[Socket, ...] | None
+    listeners: tuple[Socket, ...] | None  # all; with their processes only for the policy's ports
+    connections: tuple[Socket, ...] | None  # with a local port of the policy's, without TIME_WAIT
     is_cut: bool  # the probe did not print all sockets
-    # first and last port that the kernel gives to outgoing connections, now; None: unreadable
-    ephemeral: Range | None
-    # ports that the kernel never gives to outgoing connections, now; None: unreadable
-    reserved: tuple[Range, ...] | None
-    # the value of ``ephemeral`` in the sysctl files, for the next boot
-    ephemeral_boot: sysctl.BootSetting
-    # the value of ``reserved`` in the sysctl files, for the next boot
-    reserved_boot: sysctl.BootSetting
+    ephemeral: Range | None  # first and last port of outgoing connections, now; None: unreadable
+    reserved: tuple[Range, ...] | None  # never for outgoing connections, now; None: unreadable
+    ephemeral_boot: sysctl.BootSetting  # ``ephemeral`` in the sysctl files, for the next boot
+    reserved_boot: sysctl.BootSetting  # ``reserved`` in the sysctl files, for the next boot
     privileged_below: int  # the first port that any user may listen on (1024 before Linux 4.11)
     firewall: Firewall  # the packet filter's rules about the policy's ports
 
@@ -581,7 +566,6 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
 
 
 def compared(observed: Ports, fleet: FleetFacts = ALONE) -> dict[str, Any]:
-    """The values that a group's nodes should share."""
     values: dict[str, Any] = {}
     if observed.ephemeral is not None:
         values["ephemeral"] = range_text(*observed.ephemeral)

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 
+from nodeready.core.base import grouped
 from nodeready.core.policy import Policy
 from nodeready.core.result import Check, Result, join_first, join_names
 from nodeready.core.severity import GUIDELINES, VALIDATION, loses_job, slows_job
 from nodeready.core.text import counted
 from nodeready.subjects.proof import facts
+from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.proof.session import proof_check
 
 #: The checks that ``--active`` adds, and what it adds from level 2 on.
@@ -36,9 +38,7 @@ def _findings_text(findings: Iterable[facts.DiagnosticFinding]) -> str:
 @proof_check("proof.diagnostic", loses_job("inspect", "reset_gpu", "replace", source=GUIDELINES),
              "diagnostic", opt_in=True, expects="no test of dcgmi diag fails",
              fix=(_AGAIN_FIX, _SETTING_FIX))  # fmt: skip
-def diagnostic(
-    check: Check, tested: facts.Diagnostic, observed: facts.Proved, policy: Policy
-) -> Result:
+def diagnostic(check: Check, tested: facts.Diagnostic, observed: Proved, policy: Policy) -> Result:
     """DCGM's diagnostics (`dcgmi diag -r LEVEL`) find no fault in the node's idle GPUs.
 
     It runs only with ``--active LEVEL``, or by its full name at level 1. Level 1 takes seconds and
@@ -49,14 +49,9 @@ def diagnostic(
     (error_severity 5) is a warning; so is a test that warns. Tests that DCGM skips on this model
     are named.
     """
-    if tested.absent:
-        return check.na(tested.absent)
-    if tested.error:
-        return check.unknown(tested.error)
     name = f"dcgmi diag -r {tested.level}"
     source = f"{name}, DCGM {tested.version}" if tested.version else name
-    faults = [finding for finding in tested.failed if not finding.is_setting]
-    if faults:
+    if faults := [finding for finding in tested.failed if not finding.is_setting]:
         return check.fail(_findings_text(faults), source, _AGAIN_FIX)
     if remarks := (*tested.failed, *tested.warned):
         fix = _SETTING_FIX if all(remark.is_setting for remark in remarks) else _AGAIN_FIX
@@ -73,8 +68,7 @@ def diagnostic(
 COMPARABLE = 3
 #: The share of the median below which a rate is slow. A link that lost a generation of PCIe or
 #: half of its lanes has half of its rate; healthy GPUs of one model differ by up to a tenth
-#: (recorded: 53.6 to 56.6 GB/s from the host to eight H100), and so do RDMA ports (recorded: 363
-#: to 397 of 400 Gbit/s).
+#: (recorded: 53.6 to 56.6 GB/s to eight H100), and RDMA ports too (363 to 397 of 400 Gbit/s).
 SLOW_SHARE = 0.75
 #: Test -> its name in a result.
 _COPY_NAMES = {
@@ -91,16 +85,15 @@ _SLOW_FIX = (
 _MAX_RATES = 16 * len(_COPY_NAMES)
 
 
-def with_medians(tested: Mapping[str, facts.Proved]) -> dict[str, facts.Proved]:
+def with_medians(tested: Mapping[str, Proved]) -> dict[str, Proved]:
     """The nodes' tests; each rate with the median of all GPUs of its model in its test."""
     measured = {
         node: replace(proved.bandwidth, rates=proved.bandwidth.rates[:_MAX_RATES])
         for node, proved in tested.items()
         if isinstance(proved.bandwidth, facts.Bandwidth)
     }
-    by_kind: dict[tuple[str, str], list[float]] = {}
-    for rate in chain.from_iterable(outcome.rates for outcome in measured.values()):
-        by_kind.setdefault((rate.test, rate.model), []).append(rate.gbps)
+    rates = chain.from_iterable(outcome.rates for outcome in measured.values())
+    by_kind = grouped(((rate.test, rate.model), rate.gbps) for rate in rates)
     medians = {kind: (statistics.median(values), len(values)) for kind, values in by_kind.items()}
 
     def compare(rate: facts.CopyRate) -> facts.CopyRate:
@@ -120,9 +113,7 @@ def with_medians(tested: Mapping[str, facts.Proved]) -> dict[str, facts.Proved]:
 @proof_check("proof.bandwidth", slows_job("inspect", "reseat", "replace", source=VALIDATION),
              "bandwidth", opt_in=True, fix=_SLOW_FIX,
              expects="each GPU copies at 75 % of its model's median or more")  # fmt: skip
-def bandwidth(
-    check: Check, tested: facts.Bandwidth, observed: facts.Proved, policy: Policy
-) -> Result:
+def bandwidth(check: Check, tested: facts.Bandwidth, observed: Proved, policy: Policy) -> Result:
     """No GPU copies slower than 75 % of the median of its model, where nvbandwidth is installed.
 
     It runs only with ``--active LEVEL`` or by its full name, on idle GPUs, for half a minute:
@@ -132,10 +123,6 @@ def bandwidth(
     a generation of PCIe or half of its lanes has half of the rate, while healthy GPUs of one model
     differ by up to a tenth: the limit lies between the two.
     """
-    if tested.absent:
-        return check.na(tested.absent)
-    if tested.error:
-        return check.unknown(tested.error)
     compared = [rate for rate in tested.rates if rate.compared >= COMPARABLE]
     slow = [
         f"GPU {rate.gpu} copies {_COPY_NAMES.get(rate.test, rate.test)} at {rate.gbps:.1f} GB/s: "
@@ -162,7 +149,7 @@ _LINK_FIX = "reset the GPUs and test again; then reseat the board or the bridge;
              slows_job("inspect", "reset_gpu", "reseat", "replace", source=VALIDATION),
              "bandwidth", opt_in=True, expects="no new error", fix=_LINK_FIX)  # fmt: skip
 def nvlink_errors(
-    check: Check, tested: facts.Bandwidth, observed: facts.Proved, policy: Policy
+    check: Check, tested: facts.Bandwidth, observed: Proved, policy: Policy
 ) -> Result:
     """No NVLink counts errors while nvbandwidth copies between the GPUs (`nvidia-smi nvlink -e`).
 
@@ -172,10 +159,6 @@ def nvlink_errors(
     DcgmHealthWatch.cpp, and fails from 100 CRC errors a second on). Blackwell's GPUs count under
     other names, which are not read.
     """
-    if tested.absent:
-        return check.na(tested.absent)
-    if tested.error:
-        return check.unknown(tested.error)
     if tested.link_errors:
         is_repaired = all(text.endswith(" CRC") for text in tested.link_errors)
         judge = check.warn if is_repaired else check.fail
@@ -204,7 +187,7 @@ def _low_text(row: facts.RdmaRate) -> str:
              facts.RDMA, opt_in=True, fix=(_PORT_FIX, _PATH_FIX),
              expects="each port writes at 75 % of its median or more")  # fmt: skip
 def rdma_bandwidth(
-    check: Check, tested: facts.RdmaBandwidth, observed: facts.Proved, policy: Policy
+    check: Check, tested: facts.RdmaBandwidth, observed: Proved, policy: Policy
 ) -> Result:
     """No RDMA port writes slower than 75 % of the median of that port, by ib_write_bw.
 
@@ -219,10 +202,6 @@ def rdma_bandwidth(
     ports are measured, a port that is not on three nodes counts for nothing: it may be in
     another network.
     """
-    if tested.absent:
-        return check.na(tested.absent)
-    if tested.error:
-        return check.unknown(tested.error)
     low = [row for row in tested.rates if row.peers]
     by_node = [row for row in low if not row.is_pair]
     if slow := [row for row in by_node if row.gbps is not None]:

@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
+from nodeready.core import result
+from nodeready.core.base import grouped
 from nodeready.core.own_files import beatable
 from nodeready.core.policy import Policy
-from nodeready.core.result import (
-    Check,
-    FactKinds,
-    Result,
-    Subject,
-    check,
-    deploy,
-    join_first,
-    join_names,
-)
+from nodeready.core.result import Check, Result, check, deploy, join_first, join_names
 from nodeready.core.severity import LEMONS, loses_job
 from nodeready.core.shell import quote
 from nodeready.core.text import range_text
 from nodeready.subjects.pdsh.checks import MODULE_FIX
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import ports_text
-from nodeready.subjects.proof import facts
-from nodeready.subjects.proof.active import (
-    bandwidth,
-    diagnostic,
-    nvlink_errors,
-    rdma_bandwidth,
-)
-from nodeready.subjects.proof.debugging import (
-    attach,
-    attach_native,
-    attach_nonblocking,
-    backtrace,
-    core,
-    gdb,
-    strace,
-)
-from nodeready.subjects.proof.session import (
-    DEPLOY_ONLY,
-    limits,
-    proof_check,
-    resources,
-    user,
-    without_proof,
-)
+from nodeready.subjects.proof import active, debugging, facts, session
+from nodeready.subjects.proof.facts import Proved
+from nodeready.subjects.proof.session import DEPLOY_ONLY, proof_check, without_proof
 from nodeready.subjects.ssh_client import checks
 from nodeready.subjects.ssh_client.checks import CAUSES
 
@@ -59,7 +31,7 @@ _NAMESAKES_FIX = "correct the addresses of these names, in the DNS or in /etc/ho
 @check("proof.ssh", loses_job("deploy", "install"), proof="peers", settings=("job_user",),
        expects="logs in to its peers, and they to it",
        fix=(_CLIENT_FIX, deploy(f"{DEPLOY_ONLY} ssh_client")))  # fmt: skip
-def ssh(observed: facts.Proved, policy: Policy) -> Result:
+def ssh(observed: Proved, policy: Policy) -> Result:
     """The job's user logs in from this node to others and back by ssh, without being asked.
 
     A launcher (pdsh, mpirun, DeepSpeed) hangs at the first question. Each login is a user's
@@ -75,8 +47,7 @@ def ssh(observed: facts.Proved, policy: Policy) -> Result:
     elif isinstance(observed.user, facts.User) and observed.user.error:
         return ssh.na("no session: see proof.user")
     if isinstance(observed.peers, facts.Peers) and not observed.peers.ssh_installed:
-        actual = "no ssh that the user can run (see ssh_client.installed)"
-        return ssh.fail(actual, fix=_CLIENT_FIX)
+        return ssh.fail("no ssh that the user can run (see ssh_client.installed)", fix=_CLIENT_FIX)
     assert reach is not None
     if not reach.to and not reach.by and not reach.ssh:
         return ssh.na(_ALONE)
@@ -128,7 +99,7 @@ def _trouble_text(trouble: facts.Trouble, user: str) -> str:
     _PDSHRC_FIX,
     _NAMESAKES_FIX,
 ))  # fmt: skip
-def pdsh(observed: facts.Proved, policy: Policy) -> Result:
+def pdsh(observed: Proved, policy: Policy) -> Result:
     """pdsh brings a separate answer from every peer that ssh reaches, and the peers' from it.
 
     Its exit status tells nothing (0 for a refused connection), so the answers are counted. It is
@@ -156,8 +127,7 @@ def pdsh(observed: facts.Proved, policy: Policy) -> Result:
         without_module = "No such rcmd module" in reach.pdsh_said
         fix = MODULE_FIX if without_module else "pdsh -R ssh -w NODE true"
         return check.fail(f"no answer: {reach.pdsh_said}", fix=fix)
-    broken = [d for d in peers.defaults if not d.works and (d.rcmd or d.messages)]
-    if broken:
+    if broken := [d for d in peers.defaults if not d.works and (d.rcmd or d.messages)]:
         return _wrong_default(check, broken, observed.user_name)
     if reach.missing:
         lost = ", ".join(f"{peer.name} ({peer.message or 'silent'})" for peer in reach.missing)
@@ -225,7 +195,7 @@ def _tried_ports(observed: facts.Mesh) -> str:
 
 
 @proof_check("proof.ports", loses_job("configure"), facts.MESH, fix=(_PERMISSION_FIX,))
-def ports(check: Check, mesh: facts.Mesh, observed: facts.Proved, policy: Policy) -> Result:
+def ports(check: Check, mesh: facts.Mesh, observed: Proved, policy: Policy) -> Result:
     """A program can listen on every port of the range, as torchrun's store would.
 
     In a range of more than 32 ports, the first, the last and some between are tried. ports.range
@@ -236,9 +206,7 @@ def ports(check: Check, mesh: facts.Mesh, observed: facts.Proved, policy: Policy
     check = check.expecting(f"{_tried_ports(mesh)} can be listened on")
     if not mesh.busy:
         return check.ok()
-    errors: dict[str, list[int]] = {}
-    for port in mesh.busy:
-        errors.setdefault(port.error, []).append(port.port)
+    errors = grouped((port.error, port.port) for port in mesh.busy)
     texts = [f"{ports_text(numbers)}: {error}" for error, numbers in errors.items()]
     fix = "ports.range names who holds them; wait for that, or give jobs another port_range"
     if "Permission denied" in errors:
@@ -255,7 +223,6 @@ def _peers_text(blocked: facts.Blocked) -> str:
 
 
 def _blocked_text(blocked: facts.Blocked) -> str:
-    """One finding in words."""
     if not blocked.ports:
         if blocked.kind == "pair":
             return f"to {blocked.peers[0]}: {blocked.cause}"
@@ -279,7 +246,7 @@ def _blocked_text(blocked: facts.Blocked) -> str:
 
 @proof_check("proof.mesh", loses_job("inspect", "clean_up", "configure"), facts.MESH,
              fix=(_ADDRESS_FIX, _CROWD_FIX, _SLOW_FIX, _OWN_NAME_FIX, _NAMES_FIX))  # fmt: skip
-def mesh(check: Check, reach: facts.Mesh, observed: facts.Proved, policy: Policy) -> Result:
+def mesh(check: Check, reach: facts.Mesh, observed: Proved, policy: Policy) -> Result:
     """The node reaches other nodes, and they reach it, on every port of the range.
 
     Only nodeready's own listeners are connected to. A node is named when at least half of its
@@ -331,7 +298,7 @@ _COUNTERS_FIX = "look at what these count with gpus.*, nics.* and rdma.*"
 @proof_check("proof.collective", loses_job("inspect"), facts.COLLECTIVE, opt_in=True,
              expects="all nodes together pass", fix=(_SMOKE_FIX, _COUNTERS_FIX))  # fmt: skip
 def collective(
-    check: Check, result: facts.ProvedCollective, observed: facts.Proved, policy: Policy
+    check: Check, result: facts.ProvedCollective, observed: Proved, policy: Policy
 ) -> Result:
     """A collective over all nodes passes, with right results, as `nodeready smoke` makes one.
 
@@ -364,7 +331,7 @@ def collective(
     "proof.history for the node until its old failures are forgotten",
     expects="fails no more often than its peers",
 )
-def history(observed: facts.Proved, policy: Policy) -> Result:
+def history(observed: Proved, policy: Policy) -> Result:
     """The node and its GPUs did not fail far more often than their peers in the last 90 days.
 
     The looks that this machine has kept are read (`nodeready lemons`). A node that passes today
@@ -386,14 +353,15 @@ def history(observed: facts.Proved, policy: Policy) -> Result:
 
 #: In the order of the reports.
 _CHECKS = (
-    user, limits, attach, attach_nonblocking, attach_native, gdb, strace, core, backtrace,
-    resources, ssh, pdsh, ports, mesh, collective, history, diagnostic, bandwidth,
-    nvlink_errors, rdma_bandwidth,
+    session.user, session.limits, debugging.attach, debugging.attach_nonblocking,
+    debugging.attach_native, debugging.gdb, debugging.strace, debugging.core, debugging.backtrace,
+    session.resources, ssh, pdsh, ports, mesh, collective, history, active.diagnostic,
+    active.bandwidth, active.nvlink_errors, active.rdma_bandwidth,
 )  # fmt: skip
 
-SUBJECT = Subject(
+SUBJECT = result.Subject(
     "proof", "The session in which the proofs ran: whose it is, and its limits.", checks=_CHECKS,
-    kinds=FactKinds(
+    kinds=result.FactKinds(
         # The proofs act: their results are compared.
         volatile="""
             user limits attach control logins ssh shell login step tracers core resources peers

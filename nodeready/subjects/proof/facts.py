@@ -16,17 +16,14 @@ class SshTry:
     """One login by ssh."""
 
     JSON_KEYS: ClassVar = {"messages": "said", "overrides": "own"}
-
     name: wire.Name  # the peer's name in the inventory
-    # exit status of ssh: 255 for an error of ssh itself; None: ended by its time limit
-    rc: int | None
+    rc: int | None  # exit status of ssh: 255 for an error of its own; None: ended by its limit
     answer: wire.Line  # the last line of the output: the peer's host name after a good login
     messages: str  # the end of ssh's messages; "" when ssh exited with 0
     # options of the user's own configuration (``user ada``) with which the login fails or reaches
     # another host, and without which it works
     overrides: tuple[wire.Line, ...] = ()
-    # ``FILE:LINE`` of the peer's authorized key whose command= replaces the command; "": none
-    forced: wire.Line = ""
+    forced: wire.Line = ""  # ``FILE:LINE`` of a peer's key whose command= replaces ours; "": none
 
 
 @dataclass(frozen=True)
@@ -42,11 +39,9 @@ class PdshRun:
     """One run of pdsh over the peers that ssh reaches; where ssh fails, pdsh fails as well."""
 
     JSON_KEYS: ClassVar = {"targets": "asked", "messages": "said"}
-
     targets: tuple[wire.Name, ...]  # the names that pdsh was given
     answers: tuple[PdshAnswer, ...]  # the lines of its output
-    # pdsh's exit status, which is 0 also for a refused connection; None: ended by its time limit
-    rc: int | None
+    rc: int | None  # pdsh's exit status, 0 also for a refused connection; None: ended by its limit
     messages: str  # the end of pdsh's messages
 
 
@@ -55,12 +50,10 @@ class RcmdDefault:
     """The default remote command of pdsh in one kind of shell."""
 
     JSON_KEYS: ClassVar = {"messages": "said"}
-
     kind: wire.Name  # of shell: ``login`` or ``interactive``
     rcmd: wire.Name  # as ``pdsh -q`` prints it; "": it prints none
     value: wire.Line | None  # PDSH_RCMD_TYPE; None: not set
-    # ``FILE:LINE`` that sets the variable when the shell starts; "": none, or unknown
-    set_by: wire.Line
+    set_by: wire.Line  # ``FILE:LINE`` that sets it when the shell starts; "": none, or unknown
     works: bool  # it is ssh, or pdsh got an answer with it
     messages: wire.Line  # the end of pdsh's messages when there is no ``rcmd``
 
@@ -74,10 +67,8 @@ class Peers:
     ssh: tuple[SshTry, ...]  # the logins, in the order of the names
     pdsh_installed: bool  # the user's PATH has pdsh
     pdsh: PdshRun | None  # None: not tried, for want of a peer or of pdsh
-    # pdsh's remote command in the user's shells; (): not asked
-    defaults: tuple[RcmdDefault, ...] = ()
-    # why a shell that reads ~/.pdshrc runs no later command; "": it does, or there is no such file
-    pdshrc: wire.Line = ""
+    defaults: tuple[RcmdDefault, ...] = ()  # remote command in the user's shells; (): not asked
+    pdshrc: wire.Line = ""  # why a shell stops at ~/.pdshrc; "": it does not, or has no such file
 
 
 @dataclass(frozen=True)
@@ -85,7 +76,6 @@ class Trouble:
     """One fault of a node's logins, reported once for all attempts that show it."""
 
     JSON_KEYS: ClassVar = {"message": "said"}
-
     # ``target``: peers cannot log in to the node; ``source``: the node cannot log in to peers;
     # ``both``; ``pair``: the node cannot log in to one peer, and neither has other trouble;
     # ``namesake``: other nodes have the same host name
@@ -102,7 +92,6 @@ class Missing:
     """A peer that ssh reaches and pdsh does not. message: pdsh's message about it, or ""."""
 
     JSON_KEYS: ClassVar = {"message": "said"}
-
     name: str
     message: str
 
@@ -120,7 +109,6 @@ class Reach:
     """The outcome of the logins between a node and its peers, by ssh and by pdsh."""
 
     JSON_KEYS: ClassVar = {"pdsh_targets": "asked"}
-
     to: int = 0  # number of peers to which this node tried to log in
     by: int = 0  # number of peers that tried to log in to this node
     ssh: tuple[Trouble, ...] = ()  # the faults of the logins that this node causes
@@ -128,11 +116,9 @@ class Reach:
     pdsh_targets: int = 0  # number of peers that pdsh was given: those that ssh reaches
     distinct: int = 0  # number of different answers that pdsh got
     missing: tuple[Missing, ...] = ()  # the peers without an answer
-    # peers with the same answer, for another reason than their host names
-    same: tuple[Same, ...] = ()
+    same: tuple[Same, ...] = ()  # peers with one answer, not because of their host names
     pdsh_said: str = ""  # pdsh's message if it got no answer at all, one line
-    # peers whose pdsh gets another host name than this node's from this node
-    pdsh_by: tuple[str, ...] = ()
+    pdsh_by: tuple[str, ...] = ()  # peers whose pdsh gets another host name from this node
 
 
 # --- Connections on the job's ports.
@@ -153,8 +139,7 @@ class Blocked:
     # ``target``: peers do not reach the node; ``source``: the node does not reach peers; ``both``;
     # ``pair``: the node does not reach one peer, and neither has other trouble
     kind: str
-    # the ports that fail; (): not tried, because the name resolves to a wrong address
-    ports: tuple[int, ...]
+    ports: tuple[int, ...]  # those that fail; (): not tried, the name has a wrong address
     peers: tuple[str, ...]  # the peers with which the connections fail
     tried: int  # with how many peers connections were tried, in that direction
     cause: str  # one line
@@ -168,23 +153,18 @@ class Mesh:
     nodes: int  # how many nodes took part; 1: this one alone
     first: int  # the range of ports
     last: int  # likewise
-    # the ports of the range on which the proof listened here for a while
-    listening: tuple[int, ...]
+    listening: tuple[int, ...]  # ports of the range on which the proof listened here for a while
     busy: tuple[Busy, ...]  # the ports on which it could not listen
     to: int  # how many peers this node tried to reach
     by: int  # how many peers tried to reach this node
     reached: int  # how many peers this node reached, on all ports that were tried
     reached_by: int  # how many peers reached this node, on all ports that were tried
     blocked: tuple[Blocked, ...]  # the faults that this node causes
-    # of the handshakes of this node's own connections; None: there was none
-    median_ms: float | None
+    median_ms: float | None  # of the handshakes of this node's connections; None: there was none
     worst_ms: float | None  # the slowest of these handshakes
     worst_peer: str  # the peer of the slowest handshake
-    # the number of connections to this node's listeners, if most were foreign and a peer failed to
-    # connect; else 0
-    crowd: int = 0
-    # why the node's host name does not resolve to the node's address on the node; "": it does
-    own_name: str = ""
+    crowd: int = 0  # connections to this node's listeners, if most were foreign and a peer failed
+    own_name: str = ""  # why the node does not resolve its host name to its address; "": it does
     names: tuple[Blocked, ...] = ()  # the faults of host names between this node and its peers
 
 
@@ -214,20 +194,16 @@ class SessionLimits:
     """The limits of the session."""
 
     JSON_KEYS: ClassVar = {"further": "others", "opener": "way"}
-
     core: Limit
     memlock: Limit
     nofile: Limit
-    # the limits that PAM gave to su, in the order of ITEMS, before the user's profile was read; ()
-    # where the session is not su's
-    before: tuple[Limit, ...]
+    before: tuple[Limit, ...]  # PAM's for su before the profile, in ITEMS' order; () elsewhere
     # the hard limits that no process on this node can exceed, in the order of ITEMS, where root
     # may raise none; () on every usual node
     ceiling: tuple[int, ...]
     nr_open: int | None  # fs.nr_open: no process may have more open files; None: unreadable
     opener: wire.Name = ""  # who opened the session: a key of `SESSION_NAMES`; "": unknown
-    # the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
-    further: tuple[int, ...] = ()
+    further: tuple[int, ...] = ()  # soft, in the order of OTHER_ITEMS, -1: unlimited; (): not seen
     # the lines of shells' start-up files that set just these limits, as FILE:LINE, in the order
     # of ITEMS; "": none; (): none of them
     ulimits: tuple[str, ...] = ()
@@ -251,7 +227,6 @@ class PamLine:
     """A line of a file of pam.d that calls one of the modules `LOGIN_MODULES`."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
-
     module: wire.Name  # without ``pam_`` and ``.so``
     words: wire.Line  # the module's arguments, with a blank between them
     source: wire.Line  # the line, ``/path:number``
@@ -262,12 +237,10 @@ class Service:
     """The PAM stack of one service."""
 
     JSON_KEYS: ClassVar = {"is_complete": "whole"}
-
     name: wire.Name  # the service: ``ssh``, ``su`` or ``slurm``
     path: wire.Path  # its file; "": no file can be read
     is_complete: bool  # all files that it includes could be read
-    # of its account and session stacks, with included files, in their order
-    lines: tuple[PamLine, ...]
+    lines: tuple[PamLine, ...]  # of its account and session stacks, with included files
 
 
 @dataclass(frozen=True)
@@ -284,21 +257,15 @@ class Logins:
     """How this node opens sessions, for the causes of differences between them."""
 
     JSON_KEYS: ClassVar = {"notice": "says"}
-
     services: tuple[Service, ...]  # the PAM stacks of the services that use PAM
-    # sshd asks PAM (UsePAM); None: only root can tell, or sshd's configuration is refused
-    use_pam: bool | None
+    use_pam: bool | None  # UsePAM of sshd; None: only root sees it, or sshd refuses its files
     nologin: wire.Path  # the file that closes logins to all users but root; "": there is none
     notice: wire.Line  # the first line of that file
     shutdown: bool  # a shutdown is scheduled
-    # the limits of sshd itself, in the order of ITEMS; (): sshd does not run
-    sshd: tuple[Limit, ...]
-    # the limits of slurmd, which its jobs inherit; (): slurmd does not run
-    slurmd: tuple[Limit, ...]
+    sshd: tuple[Limit, ...]  # limits of sshd itself, in the order of ITEMS; (): it does not run
+    slurmd: tuple[Limit, ...]  # of slurmd, which its jobs inherit; (): slurmd does not run
     lines: tuple[LimitsLine, ...]  # limits for some users and groups alone
-    # the words for the user in such a line: the name, ``@`` and each group's name, and ``:`` and
-    # ``@:`` with their numbers
-    domains: tuple[wire.Name, ...]
+    domains: tuple[wire.Name, ...]  # the user's: name, ``@GROUP``, ``:`` and ``@:`` with numbers
 
 
 #: The modules of PAM that decide whether there is a session, or which limits it has.
@@ -351,18 +318,14 @@ class DebuggerAttempt:
     """A debugger's attempt at a target process."""
 
     JSON_KEYS: ClassVar = {"complaint": "said"}
-
     tool: wire.Path  # the tool's path; "": not installed, and no other field means anything
-    # the tool's exit status, negative for a signal, NO_START; None: ended by its limit
-    rc: int | None = 0
+    rc: int | None = 0  # exit status, negative for a signal, NO_START; None: ended by its limit
     complaint: wire.Line = ""  # the tool's error message, on one line
     good: bool = False  # the tool's output is as expected
     refused: bool = False  # the tool was not permitted to look at the target
     limit_s: wire.Count = 0  # seconds that the tool had
-    # ``limit_s`` was the tool's whole limit, not cut short by the end of the run
-    full: bool = True
-    # the target's state afterwards, the letter of /proc; "": the target is gone
-    state: wire.Name = ""
+    full: bool = True  # ``limit_s`` was the tool's whole limit, not cut by the end of the run
+    state: wire.Name = ""  # the target's state afterwards, a letter of /proc; "": it is gone
     tracer: wire.Pid = 0  # the process that traces the target afterwards; 0: none
     answers: bool = True  # the target still answered afterwards
 
@@ -435,8 +398,7 @@ class CoreDirectory:
     writable: bool = False  # for the user
     read_only: bool = False
     free_bytes: wire.Number = 0  # bytes that the user may still write there
-    # files that can still be made there; None: the file system does not count files
-    free_files: wire.Number | None = None
+    free_files: wire.Number | None = None  # that can be made there; None: files are not counted
 
 
 @dataclass(frozen=True)
@@ -444,7 +406,6 @@ class ProvedCore:
     """The core of a crashed canary, a sleeping /bin/sh."""
 
     JSON_KEYS: ClassVar = {"leftover": "left"}
-
     pattern: wire.Path  # kernel.core_pattern in the session
     handler: wire.Path = ""  # the program to which the pattern pipes; "": the pattern names a file
     handler_there: bool = True  # that program exists
@@ -455,14 +416,11 @@ class ProvedCore:
     dump_s: wire.Count = DUMP_S
     dumpable: bool = True  # the canary was dumpable; False: its user may not read /bin/sh
     limit_bytes: wire.Number | None = None  # the session's soft core limit; None: unlimited
-    # the path by the pattern, with ``*`` for a part that only the kernel knows
-    expected: wire.Path = ""
+    expected: wire.Path = ""  # path by the pattern, ``*`` for a part that only the kernel knows
     path: wire.Path = ""  # of the core that was found; "": none was found
-    # the core was in the working directory, which is not the pattern's directory
-    stray: bool = False
+    stray: bool = False  # it was in the working directory, which is not the pattern's directory
     size_bytes: wire.Number = 0  # of the core that was found
-    # the size that the core's own headers give; None: they give none
-    whole_bytes: int | None = None
+    whole_bytes: int | None = None  # the size by the core's own headers; None: they give none
     # of ``expected``; None for a handler, or when only the kernel knows its name
     directory: CoreDirectory | None = None
     gdb: wire.Path = ""  # gdb's path; "": not installed
@@ -519,8 +477,7 @@ class ProvedCollective:
     nodes: int  # the number of nodes in the test; 1: this node alone
     engine: str = ""  # the program of the collective, ``torch 2.13.0 over nccl``; "": none
     proves: str = ""  # the meaning of a pass
-    # the evidence against this node, a sentence for each finding; (): no evidence
-    against: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()  # the evidence against this node, a sentence for each finding
     untested: str = ""  # why the node was not tested; "": it was
     lacking: bool = False  # the node was not tested because it has no engine
     warnings: tuple[str, ...] = ()  # counters that got worse on the node meanwhile, and slow links
@@ -531,8 +488,7 @@ class ProvedCollective:
 class ProvedHistory:
     """The earlier failures of a node, beside those of its peers."""
 
-    # the node itself, or a GPU in it, that failed far more often; a line each
-    lemons: tuple[str, ...] = ()
+    lemons: tuple[str, ...] = ()  # the node or a GPU in it that failed far more often; a line each
 
 
 # --- The active tests of idle GPUs, by the vendor's tools.
@@ -594,11 +550,9 @@ class RdmaRate:
     port: wire.Name  # ``mlx5_0/1``
     gbps: float | None = None  # Gbit/s; None: it has no rate
     error: wire.Line = ""  # why it has none
-    # the neighbours with which it is too slow, or has no rate, by a fault of this node
-    peers: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()  # neighbours with a slow rate, or none, by a fault of this node
     is_pair: bool = False  # with this peer alone: either node may be the cause, or the way between
-    # of all nodes of the run, on this port and link rate, each with its better neighbour; None:
-    # the rate is not compared
+    # of this port and link rate on all nodes, each the better; None: not compared
     median_gbps: float | None = None
     compared: wire.Count = 0  # the number of these nodes
 
@@ -653,8 +607,7 @@ class ProofConfig:
     tag: str
     user: str = ""  # the job's user; "": the login's user
     proofs: tuple[str, ...] = tuple(SESSION)  # which of SESSION, or of ACTIVE
-    # the nodes to which ssh and pdsh are tried, by the names of the inventory
-    peers: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()  # names of the nodes to which ssh and pdsh are tried
     limit_s: int = 50  # seconds after which it must have ended
     py_spy: str = "/usr/local/bin/py-spy"  # the path of py-spy; "": where the user's PATH finds it
     # this is a further session on the machine of this name (`session.identity`), with quick proofs
@@ -670,8 +623,7 @@ class Proved:
     user: User | Unknown  # the user in whose session the proofs ran
     limits: SessionLimits | Unknown | None = None
     attach: Attach | Unknown | None = None
-    # root's attempt to attach; None also where the login was not root's
-    control: Control | Unknown | None = None
+    control: Control | Unknown | None = None  # root's attempt to attach; None also without root
     logins: Logins | Unknown | None = None  # how this node opens sessions
     # a session by ssh, from the node to itself; None also where the first session is ssh's
     ssh: SessionProof | Unknown | None = None
@@ -684,14 +636,10 @@ class Proved:
     tracers: Tracers | Unknown | None = None
     core: ProvedCore | Unknown | None = None
     resources: Resources | Unknown | None = None
-    # ssh and pdsh from this node to its peers, as this node saw them
-    peers: Peers | Unknown | None = None
-    # ssh and pdsh between the nodes, as all nodes together saw them
-    reach: Reach | Unknown | None = None
-    # the job's ports between the nodes, as all nodes together saw them
-    mesh: Mesh | Unknown | None = None
-    # the outcome of a collective over all nodes for this node
-    collective: ProvedCollective | Unknown | None = None
+    peers: Peers | Unknown | None = None  # ssh and pdsh to its peers, as this node saw them
+    reach: Reach | Unknown | None = None  # ssh and pdsh between the nodes, as all of them saw it
+    mesh: Mesh | Unknown | None = None  # the job's ports between the nodes, as all of them saw it
+    collective: ProvedCollective | Unknown | None = None  # of a collective over all nodes
     # its earlier failures; None also where there is no memory of earlier looks
     history: ProvedHistory | Unknown | None = None
     # the active tests of its GPUs; None also if they are not requested
@@ -719,8 +667,15 @@ def read(text: str, config: ProofConfig) -> Proved:
     proofs: dict[str, Any] = {}
     try:
         for name, data in wire.lines(text, config.nonce):
-            if name in _KINDS and name not in proofs:
-                proofs[name] = _decode(name, data)
+            if name not in _KINDS or name in proofs:
+                continue
+            if isinstance(data, dict) and data.keys() == {"broken"}:
+                proofs[name] = Unknown("ended with an error", str(data["broken"])[:300])
+                continue
+            try:
+                proofs[name] = wire.decode(_KINDS[name], data)
+            except wire.DecodeError as problem:
+                proofs[name] = Unknown(problem.reason, problem.evidence)
     except wire.DecodeError as problem:
         return all_unknown(problem.reason, config)
     user = proofs.get("user", Unknown(UNFINISHED))
@@ -730,12 +685,3 @@ def read(text: str, config: ProofConfig) -> Proved:
     for name in config.proofs:
         proofs.setdefault(name, Unknown(UNFINISHED))
     return Proved(**{**proofs, "user": user})
-
-
-def _decode(name: str, data: Any) -> Any:
-    if isinstance(data, dict) and set(data) == {"broken"}:
-        return Unknown("ended with an error", str(data["broken"])[:300])
-    try:
-        return wire.decode(_KINDS[name], data)
-    except wire.DecodeError as problem:
-        return Unknown(problem.reason, problem.evidence)

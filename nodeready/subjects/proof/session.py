@@ -19,18 +19,23 @@ from nodeready.subjects.limits.checks import item_text, possible_limits
 from nodeready.subjects.limits.facts import Limits
 from nodeready.subjects.limits.limit_files import PamLimits
 from nodeready.subjects.proof import facts
+from nodeready.subjects.proof.facts import Proved
 
 #: The command for a fix by another subject's deploy; the subject's name follows it.
 DEPLOY_ONLY = "nodeready deploy INVENTORY --only"
 
 
-def without_proof(check: Check, observed: facts.Proved, field: str) -> Result | None:
+def without_proof(check: Check, observed: Proved, field: str) -> Result | None:
     """The result of a check without the proof in this field of `Proved`; None: it is there."""
     if isinstance(observed.user, facts.User) and observed.user.error:
         return check.na("no session: see proof.user")
     value = getattr(observed, field)
     if isinstance(value, Unknown):
         return unknown_result(check, value)
+    if isinstance(value, (facts.Diagnostic, facts.Bandwidth, facts.RdmaBandwidth)):
+        if value.absent:
+            return check.na(value.absent)
+        return check.unknown(value.error) if value.error else None
     return check.na("not proved") if value is None else None
 
 
@@ -40,7 +45,7 @@ def unknown_result(check: Check, missing: Unknown) -> Result:
     return check.unknown(f"{missing.reason}{evidence}")
 
 
-def other_sessions(observed: facts.Proved) -> Iterator[tuple[str, facts.SessionProof]]:
+def other_sessions(observed: Proved) -> Iterator[tuple[str, facts.SessionProof]]:
     """The user's further sessions that run a shell, each with its key of SESSION_NAMES."""
     for opener in ("ssh", "shell", "login"):
         session = getattr(observed, opener)
@@ -55,7 +60,7 @@ def proof_check(
     *,
     in_sessions: Callable[[Any], bool] | None = None,
     **declared: Any,
-) -> Callable[[Callable[[Check, Any, facts.Proved, Policy], Result]], Check]:
+) -> Callable[[Callable[[Check, Any, Proved, Policy], Result]], Check]:
     """Make a Check, as `check` does, of a function that judges the proof in this field.
 
     The function gets the check, the proof, all observations of the node, and the policy.
@@ -64,12 +69,12 @@ def proof_check(
                  tells whether such a proof counts
     """
 
-    def declare(judge: Callable[[Check, Any, facts.Proved, Policy], Result]) -> Check:
-        def judge_session(observed: facts.Proved, policy: Policy) -> Result:
+    def declare(judge: Callable[[Check, Any, Proved, Policy], Result]) -> Check:
+        def judge_session(observed: Proved, policy: Policy) -> Result:
             missing = without_proof(made, observed, field)
             return missing or judge(made, getattr(observed, field), observed, policy)
 
-        def judged(observed: facts.Proved, policy: Policy) -> Result:
+        def judged(observed: Proved, policy: Policy) -> Result:
             result = judge_session(observed, policy)
             further = other_sessions(observed) if in_sessions and result.status == "ok" else ()
             for opener, session in further:
@@ -89,7 +94,7 @@ def proof_check(
     return declare
 
 
-def pam_service(observed: facts.Proved, name: str) -> facts.Service | None:
+def pam_service(observed: Proved, name: str) -> facts.Service | None:
     """The PAM stack of this kind of session; None: not seen."""
     services = observed.logins.services if isinstance(observed.logins, facts.Logins) else ()
     return next((service for service in services if service.name == name and service.path), None)
@@ -116,7 +121,7 @@ def _nologin(logins: facts.Logins) -> tuple[str, str]:
     return f"{logins.nologin} is there{notice}", f"remove {logins.nologin}"
 
 
-def _refusal(error: str, name: str, observed: facts.Proved) -> tuple[str, str, str]:
+def _refusal(error: str, name: str, observed: Proved) -> tuple[str, str, str]:
     """Why ``su -`` opened no session: the words, the file that decides, the fix."""
     fix = f"`su - {name} -c id`, as root on the node, has to work"
     service = pam_service(observed, "su")
@@ -154,7 +159,7 @@ def _refusal(error: str, name: str, observed: facts.Proved) -> tuple[str, str, s
     "look at NAME's ~/.bashrc, or at the start-up files of that shell",
     "--user NAME proves it for the job's user",
 ))  # fmt: skip
-def user(observed: facts.Proved, policy: Policy) -> Result:
+def user(observed: Proved, policy: Policy) -> Result:
     """The proofs ran in a new session of the job's user, opened as a login is.
 
     PAM opens it, and the user's own shell reads its start-up files: one that ends the shell, or
@@ -190,7 +195,7 @@ def user(observed: facts.Proved, policy: Policy) -> Result:
     return check.ok(expected=f"a session of {account.name}")
 
 
-def _closed(observed: facts.Proved, logins: facts.Logins) -> bool:
+def _closed(observed: Proved, logins: facts.Logins) -> bool:
     """Whether a file closes sshd to all users but root, and no login of the user's disproves it.
 
     sshd heeds the file itself where it does not ask PAM (sshd(8), FILES).
@@ -234,9 +239,7 @@ _CACHE_FIX = (
     "NVreg_DeviceFileMode=0666)",
     _CACHE_FIX,
 ))  # fmt: skip
-def resources(
-    check: Check, usable: facts.Resources, observed: facts.Proved, policy: Policy
-) -> Result:
+def resources(check: Check, usable: facts.Resources, observed: Proved, policy: Policy) -> Result:
     """The job's user can use what a job uses: /tmp, shared memory, the home, the device files.
 
     1 MiB is written and mapped in each directory: a failed write breaks jobs (NCCL and data
@@ -247,14 +250,12 @@ def resources(
     file of a GPU or of RDMA fails where its mode excludes this user. Not judged: quotas of a
     tmpfs, the cgroup that Slurm gives to a job, devices that a cgroup withholds from a session.
     """
-    closed = [f"{device.path} ({device.mode})" for device in usable.devices]
-    if closed:
+    if closed := [f"{device.path} ({device.mode})" for device in usable.devices]:
         name = observed.user_name
         fix = f"add {name} to the file's group, or open it with a rule of udev (NVIDIA: "
         actual = f"{name} cannot open {join_first(closed)}"
         return check.fail(actual, "/dev", f"{fix}NVreg_DeviceFileMode=0666)")
-    broken = [place for place in usable.places if place.error and place.path != usable.home]
-    if broken:
+    if broken := [place for place in usable.places if place.error and place.path != usable.home]:
         actual = "; ".join(f"{place.path}: {place.error}" for place in broken)
         fix = f"chmod 1777 {quote(broken[0].path)}, or see what is full or read-only there"
         return check.fail(actual, broken[0].path, fix)
@@ -285,14 +286,6 @@ def _by_item(limits: Iterable[facts.Limit]) -> dict[str, facts.Limit]:
     return dict(zip(limit_files.ITEMS, limits))
 
 
-def _possible(observed: facts.SessionLimits, policy: Policy) -> dict[str, int]:
-    """Item -> the policy's limit, without the limits that this node's kernel refuses."""
-    ceiling = dict(zip(limit_files.ITEMS, _kernel_units(*observed.ceiling)))
-    boot = BootSetting(None)
-    node = Limits(PamLimits(), {}, (), ceiling, observed.nr_open, boot, systemd=False)
-    return possible_limits(node, policy)
-
-
 class LowLimits(NamedTuple):
     """The limits of one kind of session that are too low."""
 
@@ -321,7 +314,7 @@ def _openers_text(openers: Iterable[str]) -> str:
 
 
 def _limits_by_opener(
-    first: facts.SessionLimits, observed: facts.Proved
+    first: facts.SessionLimits, observed: Proved
 ) -> dict[str, facts.SessionLimits]:
     """Key of SESSION_NAMES -> the limits of that session; the first session's come first."""
     sessions = {first.opener: first}
@@ -380,8 +373,7 @@ def _user_limits(logins: facts.Logins) -> dict[tuple[str, str], tuple[int, str, 
     domains = {*logins.domains}
 
     def applies(domain: str) -> bool:
-        ids = limit_files.span(domain)
-        if ids is None:
+        if (ids := limit_files.span(domain)) is None:
             return domain in domains
         pattern = rf"{'@' * domain.startswith('@')}:(\d+)"
         matches = filter(None, (re.fullmatch(pattern, name) for name in domains))
@@ -416,7 +408,7 @@ def low_limits(
     low: Mapping[str, str],
     session: facts.SessionLimits,
     possible: Mapping[str, int],
-    observed: facts.Proved,
+    observed: Proved,
 ) -> LowLimits:
     """The cause of too low limits of one kind of session.
 
@@ -474,7 +466,7 @@ def low_limits(
     return LowLimits(low)
 
 
-def _with_fix(opener: str, low: LowLimits, observed: facts.Proved) -> LowLimits:
+def _with_fix(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
     """The limits with a fix for a session with lower limits than another, if no cause is known."""
     if low.fix or low.cause or not isinstance(observed.logins, facts.Logins):
         return low
@@ -502,9 +494,7 @@ def _with_fix(opener: str, low: LowLimits, observed: facts.Proved) -> LowLimits:
     "compare FILES",
     _RAISE_FIX,
 ))  # fmt: skip
-def limits(
-    check: Check, first: facts.SessionLimits, observed: facts.Proved, policy: Policy
-) -> Result:
+def limits(check: Check, first: facts.SessionLimits, observed: Proved, policy: Policy) -> Result:
     """A new session of the job's user has the policy's limits, after PAM and after its profile.
 
     limit_core, limit_memlock and limit_nofile of the policy, or more; soft and hard. Each kind of
@@ -516,7 +506,10 @@ def limits(
     stack, nproc, rttime. The subject limits reports a limit that this node's kernel refuses;
     proof.core, unless waived, a core limit that cost a core. Neither is repeated here.
     """
-    possible = _possible(first, policy)
+    ceiling = dict(zip(limit_files.ITEMS, _kernel_units(*first.ceiling)))
+    boot = BootSetting(None)
+    node = Limits(PamLimits(), {}, (), ceiling, first.nr_open, boot, systemd=False)
+    possible = possible_limits(node, policy)
     core = observed.core
     waived = any(waiver.check == "proof.core" for waiver in policy.waivers)
     if isinstance(core, facts.ProvedCore) and core.is_cut_by_limit and not waived:
@@ -561,8 +554,7 @@ def _too_low(
         has = _limit_texts(sessions[other], items)
         texts.append(f"{_items_text(has)} by {facts.SESSION_NAMES[other]}")
     actual = "; ".join(texts)
-    first = next((low for low in kinds if low.fix), None)
-    if first is None:
+    if (first := next((low for low in kinds if low.fix), None)) is None:
         return check.fixable(actual, "", f"{DEPLOY_ONLY} limits")
     return check.fail(actual, first.source, first.fix)
 
@@ -582,7 +574,7 @@ def _doubts(
     check: Check,
     sessions: Mapping[str, facts.SessionLimits],
     possible: Mapping[str, int],
-    observed: facts.Proved,
+    observed: Proved,
 ) -> Iterator[Result]:
     # A limit that the policy does not name, and that ends a job.
     low: dict[str, list[str]] = {}
@@ -619,7 +611,7 @@ def _doubts(
         yield check.warn(actual, source, _conf_fix(other, source))
 
 
-def _with_unproved(expected: str, observed: facts.Proved) -> str:
+def _with_unproved(expected: str, observed: Proved) -> str:
     texts = [expected]
     for opener, session in (("ssh", observed.ssh), ("srun", observed.step)):
         if isinstance(session, facts.SessionProof) and session.error:

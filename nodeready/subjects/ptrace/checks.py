@@ -32,20 +32,18 @@ def scope(observed: Ptrace, policy: Policy) -> Result:
     if observed.live is None:
         return scope.na("no Yama in this kernel: the classic rules apply")
     winner, source = observed.boot.winner, observed.boot.source
-    actual = observed.boot.text(observed.live)
+    actual, check = observed.boot.text(observed.live), scope.expecting(expected)
     is_boot_wrong = winner is None or not sets(winner.value, expected)
     is_live_wrong = observed.live not in (policy.ptrace_scope, 3)
     if is_boot_wrong and observed.boot.remedy:
         # The next boot would lose a value that is only live.
-        return scope.held(actual, source, observed.boot.remedy, expected=expected)
+        return check.held(actual, source, observed.boot.remedy)
     if is_boot_wrong or is_live_wrong:
-        return scope.fixable(actual, source, expected=expected)
+        return check.fixable(actual, source)
     if observed.live == 3:
-        actual = f"{actual}: reboot needed"
-        return scope.fail(
-            actual, source, "reboot the node", actions=("reboot",), expected=expected
-        )
-    return scope.ok(str(observed.live), source, expected=expected)
+        text, actions = f"{actual}: reboot needed", ("reboot",)
+        return check.fail(text, source, "reboot the node", actions=actions)
+    return check.ok(str(observed.live), source)
 
 
 @check("ptrace.sysctl_conf", hides_cause("configure"), settings=("ptrace_scope",),

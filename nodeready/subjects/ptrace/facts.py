@@ -25,12 +25,9 @@ _SCRIPT = r"""
 class Ptrace:
     """The rules of the kernel and of the boot files."""
 
-    # Yama's scope in force, 0 to 3; None: no Yama in this kernel, so the classic rules
-    live: int | None
+    live: int | None  # Yama's scope in force, 0 to 3; None: no Yama, so the classic rules
     boot: sysctl.BootSetting  # the scope in the sysctl files, for the next boot
-    # SELinux enforces and denies ptrace to all users, also to root; None: the node has no such
-    # boolean
-    deny_ptrace: bool | None = None
+    deny_ptrace: bool | None = None  # SELinux denies ptrace, also to root; None: no such boolean
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ptrace:

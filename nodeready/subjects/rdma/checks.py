@@ -8,33 +8,15 @@ from __future__ import annotations
 
 import re
 
+from nodeready.core import result
 from nodeready.core.base import cached_last
 from nodeready.core.policy import Policy
-from nodeready.core.result import (
-    FactKinds,
-    FleetFacts,
-    Result,
-    Subject,
-    by_value,
-    check,
-    join_first,
-    join_names,
-)
+from nodeready.core.result import Result, by_value, check, join_first, join_names
 from nodeready.core.settings import rows
 from nodeready.core.severity import LINK_ERRORS, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
-from nodeready.subjects.rdma.facts import (
-    PMA_COUNTERS,
-    PROBE,
-    PcieLink,
-    Rdma,
-    RdmaDevice,
-    RdmaPort,
-    compared,
-    counters,
-    derived,
-    learned,
-)
+from nodeready.subjects.rdma import facts
+from nodeready.subjects.rdma.facts import PcieLink, Rdma, RdmaDevice, RdmaPort
 
 # --- The RDMA ports that are judged, and their names in findings.
 
@@ -44,8 +26,7 @@ Ports = dict[str, tuple[RdmaDevice, RdmaPort]]
 _CONNECTED = ("LinkUp", "LinkErrorRecovery", "PortConfigurationTraining")
 
 
-def source(port: RdmaPort, file: str) -> str:
-    """The path of a port's file."""
+def _source(port: RdmaPort, file: str) -> str:
     if port.link_layer == "Slingshot":
         return f"/sys/class/cxi/{port.device}/device/port/{file}"
     return f"/sys/class/infiniband/{port.device}/ports/{port.port}/{file}"
@@ -78,8 +59,7 @@ def _switched_off(device: RdmaDevice, port: RdmaPort) -> bool:
     """Whether the port was taken out of use on purpose.
 
     An Ethernet port is also "Disabled" without a cable. There the interface decides: its carrier
-    is 0 or 1 only when the interface is administratively up. A port without an interface belongs
-    to a container.
+    is 0 or 1 only when the interface is administratively up. One without belongs to a container.
     """
     if port.link_layer == "Ethernet":
         return all(netdev.carrier is None for netdev in device.netdevs)
@@ -162,7 +142,7 @@ _CLEAR = "reset the counters with perfquery -R, then look"
 @check("rdma.errors", loses_job("monitor", "inspect", "reseat", "replace", source=LINK_ERRORS),
        settings=("rdma_ports",), fleet=("counters",), expects="no new errors",
        fix=(_CABLE, _CLEAR))  # fmt: skip
-def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
+def errors(observed: Rdma, policy: Policy, fleet: result.FleetFacts) -> Result:
     """Since the last audit no link went down and no counter of fatal errors grew.
 
     A job ends when link_downed, local_link_integrity_errors, excessive_buffer_overrun_errors or
@@ -185,7 +165,7 @@ def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
     for name, (_, port) in ports.items():
         for counter, value in port.counters.items():
             earlier = before.values.get(f"{name}.{counter}")
-            full_at = PMA_COUNTERS.get(counter)
+            full_at = facts.PMA_COUNTERS.get(counter)
             if value is None:
                 unread.append(f"{name} {counter}")
             elif earlier is None:
@@ -199,15 +179,14 @@ def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
                 if change > (allowed_symbol_errors if counter == "symbol_error" else 0):
                     least = "at least " if value == full_at else ""
                     grown.append(f"{name} {counter} +{least}{change}")
-                    first = first or source(port, "counters")
+                    first = first or _source(port, "counters")
     span = _duration(before.seconds)
     if grown:
         return errors.fail(f"in {span}: {join_first(grown)}", first or "", _CABLE)
     if unread:
         return errors.unknown(f"cannot be read: {join_names(unread)}")
     if flapping:
-        actual = f"full, so that no more shows: {join_names(flapping)}"
-        return errors.warn(actual, "", _CLEAR)
+        return errors.warn(f"full, so that no more shows: {join_names(flapping)}", "", _CLEAR)
     silent = f" (full before: {join_names(full)})" if full else ""
     return errors.ok(f"none in {span}{silent}")
 
@@ -227,11 +206,9 @@ def expected(observed: Rdma, policy: Policy) -> Result:
     A card that fell off the bus, or that its driver has given up, has no port at all: only a list
     of the expected ports reveals it.
     """
-    named = rows(policy.rdma_ports)
-    if not named:
+    if not (named := rows(policy.rdma_ports)):
         return expected.na("the policy names no rdma_ports")
-    missing = [name for name in named if name not in observed.ports]
-    if missing:
+    if missing := [name for name in named if name not in observed.ports]:
         present = join_names(observed.ports) or "no RDMA port"
         actual = f"missing: {join_names(missing)} (there: {present})"
         return expected.fail(actual, "/sys/class/infiniband", expected=f"{len(named)} ports")
@@ -315,7 +292,6 @@ def _unreadable_state(device: RdmaDevice, port: RdmaPort) -> str:
 
 
 def _state_problem(device: RdmaDevice, port: RdmaPort) -> str:
-    """The problem with the state of a port, or ""."""
     if device.kind == "efa":
         down = [netdev.name for netdev in device.netdevs if netdev.operstate == "down"]
         return f"{port.name}: {', '.join(down)} is down" if down else ""
@@ -329,13 +305,11 @@ def _state_problem(device: RdmaDevice, port: RdmaPort) -> str:
 _SUBNET_MANAGER = "check the fabric's subnet manager (sminfo; opensm or UFM)"
 
 
-@check(
-    "rdma.state",
-    loses_job("configure", "restart_service", "reseat", "replace", source=LINK_ERRORS),
-    settings=("rdma_ports",),
-    fix=(_SUBNET_MANAGER, "plug or enable SPARE, or name the ports in use in rdma_ports"),
-    expects="ACTIVE, LinkUp",
-)
+@check("rdma.state",
+       loses_job("configure", "restart_service", "reseat", "replace", source=LINK_ERRORS),
+       settings=("rdma_ports",),
+       fix=(_SUBNET_MANAGER, "plug or enable SPARE, or name the ports in use in rdma_ports"),
+       expects="ACTIVE, LinkUp")  # fmt: skip
 def state(observed: Rdma, policy: Policy) -> Result:
     """Every port in use is ACTIVE and LinkUp: any other state carries no traffic.
 
@@ -348,32 +322,29 @@ def state(observed: Rdma, policy: Policy) -> Result:
     if not adapter_ports(observed):
         return state.na(_NONE)
     used = configured(observed, policy)
-    judged_ports = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
-    if not judged_ports:
+    judged = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
+    if not judged:
         return state.na("EFA tells no state of its link" if used else _UNUSED)
-    silent = {
-        name: text for name, pair in judged_ports.items() if (text := _unreadable_state(*pair))
-    }
+    silent = {name: text for name, pair in judged.items() if (text := _unreadable_state(*pair))}
     faulty = {
         name: text
-        for name, pair in judged_ports.items()
+        for name, pair in judged.items()
         if name not in silent and (text := _state_problem(*pair))
     }
     if faulty:
-        port = judged_ports[next(iter(faulty))][1]
+        port = judged[next(iter(faulty))][1]
         fix = f"check the cable and the switch port of {join_names(faulty)}"
         if all("subnet manager" in text for text in faulty.values()):
             fix = _SUBNET_MANAGER
-        return state.fail(join_first(faulty.values()), source(port, "state"), fix)
+        return state.fail(join_first(faulty.values()), _source(port, "state"), fix)
     if silent:
         return state.unknown(join_first(silent.values()))
-    spare = {} if policy.rdma_ports else _disabled_ports(observed)
-    if spare:
+    if spare := {} if policy.rdma_ports else _disabled_ports(observed):
         words = join_first(f"{name}: {port.state}, Disabled" for name, (_, port) in spare.items())
         fix = f"plug or enable {join_names(spare)}, or name the ports in use in rdma_ports"
-        path = source(next(iter(spare.values()))[1], "phys_state")
+        path = _source(next(iter(spare.values()))[1], "phys_state")
         return state.warn(words, path, fix, expected="ACTIVE, as the others of its board")
-    return state.ok(f"{len(judged_ports)} ports ACTIVE, LinkUp")
+    return state.ok(f"{len(judged)} ports ACTIVE, LinkUp")
 
 
 #: A single lane, of a generation with 4 or 2 lanes per link: "25 Gb/sec (1X EDR)".
@@ -435,12 +406,10 @@ def rate(observed: Rdma, policy: Policy) -> Result:
         return rate.na("no port to compare with, and the policy names no rate_gbps")
     expects = by_value({name: f"{value:g} Gb/s" for name, value in expectation.items()})
     unread = [name for name, value in slow.items() if value is None]
-    deviating = {name: used[name][1].rate_text for name in slow if name not in unread}
-    if deviating:
+    if deviating := {name: used[name][1].rate_text for name in slow if name not in unread}:
         first = used[next(iter(deviating))][1]
         fix = f"reseat or replace the cable of {join_names(deviating)}, or retrain the link"
-        path = source(first, "rate")
-        return rate.fail(by_value(deviating), path, fix, expected=expects)
+        return rate.fail(by_value(deviating), _source(first, "rate"), fix, expected=expects)
     if unread:
         return rate.unknown(f"no rate of {join_names(unread)}")
     if boardless:
@@ -449,8 +418,7 @@ def rate(observed: Rdma, policy: Policy) -> Result:
     return rate.ok(expected=expects)
 
 
-#: At this speed in GT/s and above, an idle link may use fewer lanes (state L0p; PCI Express Base
-#: Specification 6.0).
+#: From this speed in GT/s on, an idle link may use fewer lanes (L0p; PCI Express Base 6.0).
 _LANES_ON_DEMAND = 64.0
 #: Adapters with an integrated PCIe switch and a GPU behind it: ConnectX-8 and -9. The data does
 #: not use the link to the processor.
@@ -554,8 +522,7 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
             text, actions = join_first(broken.values()), ("reseat", "replace")
             return pcie.fail(text, path, fix, actions=actions)
         return pcie.warn(join_first(doubtful.values()), path, _FASTER_SLOT)
-    unread = [f"{name}: {link.unread}" for name, link in links.items() if link.unread]
-    if unread:
+    if unread := [f"{name}: {link.unread}" for name, link in links.items() if link.unread]:
         return pcie.unknown(join_first(unread))
     if not readable:
         return pcie.na("no adapter in use tells of its PCIe link")
@@ -572,8 +539,7 @@ def link_layer(observed: Rdma, policy: Policy) -> Result:
 
     ConnectX adapters store the choice in their firmware (mlxconfig, LINK_TYPE_P1).
     """
-    policy_values = policy_column(policy, "link_layer")
-    if not policy_values:
+    if not (policy_values := policy_column(policy, "link_layer")):
         return link_layer.na("the policy names no link_layer")
     used = {n: pair for n, pair in configured(observed, policy).items() if n in policy_values}
     if not used:
@@ -583,7 +549,7 @@ def link_layer(observed: Rdma, policy: Policy) -> Result:
     expects = by_value({name: policy_values[name] for name in used})
     if deviating:
         device, port = used[next(iter(deviating))]
-        address, path = quote(device.pci_address or ""), source(port, "link_layer")
+        address, path = quote(device.pci_address or ""), _source(port, "link_layer")
         fix = (
             f"mlxconfig -d {address} set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then reboot"
         )
@@ -610,16 +576,13 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
     path = "/sys/class/infiniband/{}/fw_ver"
     if policy_values:
         present = {name: versions[name] for name in policy_values if name in versions}
-        deviating = {
-            name: text for name, text in present.items() if text and text != policy_values[name]
-        }
+        deviating = {n: text for n, text in present.items() if text and text != policy_values[n]}
         expects = by_value({name: policy_values[name] for name in present})
         if deviating:
             source_path = path.format(next(iter(deviating)).partition("/")[0])
             fix = f"flash the adapters of {join_names(deviating)}"
             return firmware.fail(by_value(deviating), source_path, fix, expected=expects)
-        unread = [name for name, text in present.items() if not text]
-        if unread:
+        if unread := [name for name, text in present.items() if not text]:
             return firmware.unknown(f"no firmware version of {join_names(unread)}")
         if not present:
             return firmware.na("none of the policy's ports is there")
@@ -636,12 +599,10 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         return firmware.na("no firmware to compare" if observed.devices else _NONE)
     equal = "equal on boards of a kind"
     readable = [{name: text for name, text in board.items() if text} for board in boards]
-    mixed = [board for board in readable if len({*board.values()}) > 1]
-    if mixed:
+    if mixed := [board for board in readable if len({*board.values()}) > 1]:
         text, source_path = join_first(map(by_value, mixed)), path.format(next(iter(mixed[0])))
         return firmware.warn(text, source_path, _FLASH_ALL, expected=equal)
-    unread = [name for board in boards for name, text in board.items() if not text]
-    if unread:
+    if unread := [name for board in boards for name, text in board.items() if not text]:
         return firmware.unknown(f"no firmware version of {join_names(unread)}")
     texts = by_value({name: text for board in readable for name, text in board.items()})
     return firmware.ok(texts, expected=equal)
@@ -677,10 +638,9 @@ def gids(observed: Rdma, policy: Policy) -> Result:
         return gids.na("no active RoCE port")
     without = [n for n, port in roce.items() if all(g.type != "RoCE v2" for g in port.gids)]
     untyped = [n for n in without if any(not gid.type for gid in roce[n].gids)]
-    without_v2 = [name for name in without if name not in untyped]
-    if without_v2:
+    if without_v2 := [name for name in without if name not in untyped]:
         kinds = {n: ", ".join({g.type: 0 for g in roce[n].gids}) or "no GID" for n in without_v2}
-        return gids.fail(by_value(kinds), source(roce[without_v2[0]], "gid_attrs/types"))
+        return gids.fail(by_value(kinds), _source(roce[without_v2[0]], "gid_attrs/types"))
     if untyped:
         return gids.unknown(f"no type of the GIDs of {join_names(untyped)}")
     return gids.ok(f"{len(roce)} ports with a RoCE v2 GID")
@@ -708,7 +668,7 @@ def pkeys(observed: Rdma, policy: Policy) -> Result:
     if len(tables) < 2:
         return pkeys.na("no two InfiniBand ports for NCCL that show their PKeys")
     if len({*tables.values()}) > 1:
-        return pkeys.warn(by_value(tables), source(observed.ports[next(iter(tables))], "pkeys"))
+        return pkeys.warn(by_value(tables), _source(observed.ports[next(iter(tables))], "pkeys"))
     return pkeys.ok(next(iter(tables.values())))
 
 
@@ -716,12 +676,12 @@ _ELEMENTS = {
     "devices": "", "devices.netdevs": "name", "devices.ports": "port",
     "devices.ports.gids": "index", "without": "pci_address",
 }  # fmt: skip
-SUBJECT = Subject(
+SUBJECT = result.Subject(
     "rdma", __doc__,
     checks=(expected, devices, state, rate, pcie, link_layer, firmware, gids, pkeys, errors),
-    probe=PROBE,
-    compared=compared, derived=derived, learned=learned, counters=counters,
-    kinds=FactKinds(
+    probe=facts.PROBE,
+    compared=facts.compared, derived=facts.derived, learned=facts.learned, counters=facts.counters,
+    kinds=result.FactKinds(
         volatile="before",
         counters="devices.ports.counters",
         hardware="""

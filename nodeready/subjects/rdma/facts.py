@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TypedDict
 
 from nodeready.core.base import Output, Probe, ProbeError, Section, frozen
@@ -25,11 +24,9 @@ from nodeready.core.result import ALONE, Counters, FleetFacts
 #: Error counter of a link -> its maximum: the counters have 16, 8 or 4 bits and stay at their
 #: maximum (sysfs.c, PORT_PMA_ATTR).
 PMA_COUNTERS = {
-    "symbol_error": 65535,
-    "link_downed": 255,
-    "local_link_integrity_errors": 15,
+    "symbol_error": 65535, "link_downed": 255, "local_link_integrity_errors": 15,
     "excessive_buffer_overrun_errors": 15,
-}
+}  # fmt: skip
 
 #: Error counters in hw_counters, where a driver has them: 64 bits, never full.
 HW_COUNTERS = ("rnr_nak_retry_err",)
@@ -88,8 +85,7 @@ class RdmaPort:
     gids: tuple[Gid, ...] = ()  # of an Ethernet port, at most the first 16
     # those of PMA_COUNTERS and HW_COUNTERS that the port has; None: unreadable
     counters: Mapping[str, int | None] = field(default_factory=dict)
-    # of an InfiniBand port: the first eight entries of its table of partitions, without empty ones
-    pkeys: tuple[str, ...] = ()
+    pkeys: tuple[str, ...] = ()  # of InfiniBand: the first eight of its table, without empty ones
 
     @property
     def name(self) -> str:
@@ -141,21 +137,17 @@ class RdmaDevice:
     """An RDMA device."""
 
     name: str  # of the device, ``mlx5_0``
-    # "mlx5", "efa", "hfi1" (Omni-Path), "cxi" (Slingshot), "bnxt_re", "irdma", …; "software" (rxe,
-    # siw): without an adapter
-    kind: str
+    kind: str  # "mlx5", "efa", "hfi1", "cxi" (Slingshot), "bnxt_re", …; "software" (rxe, siw)
     hca_type: str = ""  # the adapter's model, "MT4129"
     firmware: str = ""  # version of its firmware
     board_id: str = ""  # the board, by its maker's id
     node_type: str = ""  # "CA", or "RNIC" for iWARP
     node_guid: str = ""  # of the device
-    # the text that the device gives the subnet manager, often with the host name
-    node_desc: str = ""
+    node_desc: str = ""  # the text that it gives the subnet manager, often with the host name
     driver: str = ""  # of the PCI function
     pci_address: str = ""  # "0000:5e:00.0"
     numa_node: int | None = None  # to which the adapter is attached
-    # a virtual function on the host of its physical function, for a virtual machine
-    virtual: bool = False
+    virtual: bool = False  # a virtual function on its host, for a virtual machine
     uverbs: bool = False  # programs can open the device
     netdevs: tuple[Netdev, ...] = ()  # network interfaces of its PCI function
     ports: tuple[RdmaPort, ...] = ()  # of the device
@@ -199,24 +191,14 @@ _LINK = ("current_link_width", "max_link_width", "current_link_speed", "max_link
 
 
 def _pcie(files: Files) -> PcieLink | None:
-    """The link of the device's PCI function; thousands of nodes have equal links."""
-    values, slot_values = files.get("device", {}), files.get("device/..", {})
-    if not any(name in values for name in _LINK):
-        return None
-    return _link(
-        tuple((name, values[name]) for name in _LINK if name in values),
-        tuple((name, slot_values[name]) for name in _LINK if name in slot_values),
-    )
-
-
-@lru_cache(maxsize=256)
-def _link(function: tuple[tuple[str, str], ...], port: tuple[tuple[str, str], ...]) -> PcieLink:
     """The link from the attributes of the PCI function and of the port above it.
 
     A function that fell off the bus shows all ones, 63 lanes. A kernel older than the card's speed
     shows neither speed. A link that shows only one of two values is broken.
     """
-    values, slot_values = dict(function), dict(port)
+    values, slot_values = files.get("device", {}), files.get("device/..", {})
+    if not any(name in values for name in _LINK):
+        return None
     unread: list[str] = []
 
     def lanes(attributes: Mapping[str, str], name: str) -> int | None:
@@ -281,6 +263,8 @@ def _port(device: str, index: int, files: Files) -> RdmaPort:
     directory = f"ports/{index}"
     values = files.get(directory, {})
     rate = values.get("rate", "")
+    is_infiniband = values.get("link_layer") == "InfiniBand"
+    pkeys = sorted(files.get(f"{directory}/pkeys", {}).items()) if is_infiniband else ()
     return RdmaPort(
         device=device,
         port=index,
@@ -294,13 +278,8 @@ def _port(device: str, index: int, files: Files) -> RdmaPort:
         netdev=files.get(f"{directory}/gid_attrs/ndevs", {}).get("0"),
         gids=_gids(files, directory),
         counters=_counters(files, directory),
-        pkeys=_pkeys(files, directory) if values.get("link_layer") == "InfiniBand" else (),
+        pkeys=tuple(text for _, text in pkeys if _PKEY.fullmatch(text)),
     )
-
-
-def _pkeys(files: Files, directory: str) -> tuple[str, ...]:
-    table = sorted(files.get(f"{directory}/pkeys", {}).items())
-    return tuple(text for _, text in table if _PKEY.fullmatch(text))
 
 
 def _slingshot(device: str, netdevs: tuple[Netdev, ...], files: Files) -> RdmaPort:
@@ -465,10 +444,8 @@ class Rdma:
 
     devices: Mapping[str, RdmaDevice]  # name -> device
     without: tuple[Adapter, ...] = ()  # adapters on the PCI bus that have no RDMA device
-    # device files that neither all users nor a group other than root's can open
-    closed: tuple[str, ...] = ()
-    # the devices for NCCL_IB_HCA, without regard to the node's routes
-    nccl_ib_hca: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()  # files that neither all users nor a group can open
+    nccl_ib_hca: tuple[str, ...] = ()  # for NCCL_IB_HCA, without regard to the node's routes
 
     @property
     def ports(self) -> dict[str, RdmaPort]:
@@ -476,7 +453,6 @@ class Rdma:
         return {port.name: port for device in self.devices.values() for port in device.ports}
 
 
-@lru_cache(maxsize=16384)
 def _place(path: str) -> tuple[str, str, str, str] | None:
     """Root, device, directory below the device's directory, and file; None for another path."""
     for root in (_IB, _CXI, _VERBS):
@@ -488,17 +464,13 @@ def _place(path: str) -> tuple[str, str, str, str] | None:
 
 
 def _devices(lines: Iterable[str]) -> dict[str, dict[str, dict[str, dict[str, str]]]]:
-    """Root -> device -> directory below the device's -> file -> first line. A key of uevent is
-    "DRIVER=".
-    """
+    """Root -> device -> directory below it -> file -> first line; a key of uevent: "DRIVER="."""
     files_by_root: dict[str, dict[str, dict[str, dict[str, str]]]]
     files_by_root = {_IB: {}, _CXI: {}, _VERBS: {}}
     for line in lines:
         # No path here contains a colon: only links lead to a PCI address.
         path, _, value = line.partition(":")
-        # Thousands of nodes have the same paths; a long path is not cached.
-        place = _place(path) if len(path) < 200 else _place.__wrapped__(path)
-        if place is None:
+        if (place := _place(path)) is None:
             continue
         root, name, directory, file = place
         if file == "uevent":
@@ -538,8 +510,7 @@ def _with_values(rdma: Rdma, differing: Mapping[str, str]) -> Rdma | None:
         place, value = _place(path), sys.intern(text.strip())
         assert place is not None
         _, name, directory, file = place
-        device = devices.get(name)
-        if device is None:
+        if (device := devices.get(name)) is None:
             return None
         if not directory:
             devices[name] = fast_replace(device, **{_GUID_FIELDS[file]: value})
@@ -572,17 +543,11 @@ def _port_with_value(
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
-    """The observation; values that a device does not show are empty. Raises ProbeError when the
-    output was cut off.
-    """
+    """The observation; missing values are empty. Raises ProbeError when it was cut off."""
     output = outputs["rdma"]
     lines = output.require().split("\n")
-    for template in _TEMPLATES.of(lines):
-        differing = template.differing(lines)
-        parsed = None if differing is None else _with_values(template.read, differing)
-        if parsed is not None:
-            _TEMPLATES.mark_used(template)
-            return parsed
+    if adapted := _TEMPLATES.adapted(_with_values, lines):
+        return adapted
     files_by_root = _devices(lines)
     infiniband, cxi = files_by_root[_IB], files_by_root[_CXI]
     # The devices that programs can open name themselves in ibdev.
@@ -609,9 +574,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
     closed = tuple(sorted(line for line in lines if line.startswith(f"{_DEV}/uverbs")))
     bare_rdma = Rdma(devices, tuple(without), closed[:MAX_DEVICES])
     observed: Rdma = frozen(replace(bare_rdma, nccl_ib_hca=hcas(bare_rdma)[0]))
-    _TEMPLATES.keep(
-        ParsedTemplate.of(lines, observed, lambda path: len(path) < 200 and _varies(path))
-    )
+    _TEMPLATES.keep(ParsedTemplate.of(lines, observed, _varies))
     return observed
 
 
@@ -673,7 +636,6 @@ class RdmaInFleet(TypedDict):
 
 
 def derived(observed: Rdma, fleet: FleetFacts) -> RdmaInFleet:
-    """The facts that need the fleet."""
     return {"before": fleet.counters.get("rdma")}
 
 
@@ -690,13 +652,11 @@ def counters(observed: Rdma, fleet: FleetFacts = ALONE) -> dict[str, int]:
 def compared(observed: Rdma, fleet: FleetFacts = ALONE) -> dict[str, str | int | float]:
     """The values that a group's nodes should share: devices, firmware, and ports' rates."""
     facts: dict[str, str | int | float] = {}
-    hardware = {
-        n: d for n, d in observed.devices.items() if d.kind != "software" and not d.virtual
-    }
-    if not hardware:
+    cards = {n: d for n, d in observed.devices.items() if d.kind != "software" and not d.virtual}
+    if not cards:
         return {}
-    facts["devices"] = ",".join(sorted(hardware))
-    for name, device in hardware.items():
+    facts["devices"] = ",".join(sorted(cards))
+    for name, device in cards.items():
         for fact in ("firmware", "hca_type"):
             if getattr(device, fact):
                 facts[f"{name}.{fact}"] = getattr(device, fact)

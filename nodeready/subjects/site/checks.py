@@ -26,9 +26,8 @@ class _TooSlow(Exception):
     """The time for a regular expression is over."""
 
 
-def judge(check: SiteCheck, observed: Site) -> Result:
-    """The result of one check."""
-    this, source = check_of(check), check.file or check.source
+def _judge(check: SiteCheck, observed: Site) -> Result:
+    this, source = _check_of(check), check.file or check.source
     output = observed.checks.get(check.name, SiteOutput(reason="was not made"))
     if output.missing:
         return this.fail(f"no such file: {check.file}", source, status=check.severity)
@@ -59,8 +58,7 @@ def _is_good(check: SiteCheck, output: SiteOutput) -> bool:
     if check.comparator == "matches":
         with _limited():
             return re.search(check.expected, output.text, re.MULTILINE) is not None
-    match = _NUMBER.search(output.text)
-    if match is None:
+    if (match := _NUMBER.search(output.text)) is None:
         raise ValueError(f"prints no number: {_shortened(output.text) or 'nothing'}")
     low, high = check.expected
     return bool(low <= float(match[0]) <= high)
@@ -68,9 +66,7 @@ def _is_good(check: SiteCheck, output: SiteOutput) -> bool:
 
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
-    """Raises _TooSlow in the block after _MATCH_S seconds of CPU. Python's regular expressions run
-    signal handlers.
-    """
+    """Raises _TooSlow after _MATCH_S seconds of CPU: Python's `re` runs signal handlers."""
 
     def stop(*_: object) -> None:
         raise _TooSlow
@@ -89,8 +85,7 @@ def _limited() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, previous)
 
 
-def comparison(check: SiteCheck) -> str:
-    """What the output has to be, in words."""
+def _comparison(check: SiteCheck) -> str:
     if check.comparator == "status":
         return f"exit status {check.expected}"
     if check.comparator == "matches":
@@ -100,11 +95,6 @@ def comparison(check: SiteCheck) -> str:
     else:
         words = check.expected or "nothing"
     return f"{check.json}: {words}" if check.json else words
-
-
-def _expected(check: SiteCheck) -> str:
-    words = _shortened(comparison(check))
-    return f"{words} ({check.reason})" if check.reason else words
 
 
 def _actual(check: SiteCheck, output: SiteOutput) -> str:
@@ -123,17 +113,14 @@ def _shortened(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def check_of(check: SiteCheck) -> Check:
-    """The check with its page."""
-
+def _check_of(check: SiteCheck) -> Check:
     def judged(observed: Any, policy: Policy) -> Result:
-        return judge(check, observed)
+        return _judge(check, observed)
 
     remedies = (Remedy(PERSON, check.fix),) if check.fix else ()
     cost = loses_job("configure") if check.severity == "fail" else drifts("configure")
-    return Check(
-        check.id, cost, _meaning(check), (), "", remedies, judged, expects=_expected(check)
-    )
+    expects = _shortened(_comparison(check)) + (f" ({check.reason})" if check.reason else "")
+    return Check(check.id, cost, _meaning(check), (), "", remedies, judged, expects=expects)
 
 
 def _meaning(check: SiteCheck) -> str:
@@ -146,7 +133,7 @@ def _meaning(check: SiteCheck) -> str:
         reads = f"It runs on the node, for at most {check.timeout_s} s:\n\n{lines}"
     groups = f" of the groups {', '.join(check.groups)}" if check.groups else ""
     return (
-        f"{reason.rstrip('.')}.\n\n{reads}\n\nWanted: {_shortened(comparison(check))}. "
+        f"{reason.rstrip('.')}.\n\n{reads}\n\nWanted: {_shortened(_comparison(check))}. "
         f"Anything else is a {check.severity}. Made by {', '.join(check.moments)} "
         f"on all nodes{groups}. Declared in {check.source or 'the setting site_checks'}."
     )
@@ -154,7 +141,7 @@ def _meaning(check: SiteCheck) -> str:
 
 SUBJECT = Subject(
     "site", __doc__, (), probe=PROBE,
-    policy_checks=lambda policy: tuple(map(check_of, policy.site_checks)),
+    policy_checks=lambda policy: tuple(map(_check_of, policy.site_checks)),
     kinds=FactKinds(
         # A site's command may print anything, also the time: its result is compared.
         volatile="checks",

@@ -26,8 +26,7 @@ TOTAL_S, MAX_BYTES = 60, 1 << 20
 class SiteOutput:
     """What one check read."""
 
-    # the output, or the value at the check's ``json`` in it, without surrounding white space
-    text: str = ""
+    text: str = ""  # the output, or the value at the check's ``json`` in it, stripped
     status: int | None = None  # the command's exit status; None: it did not end
     reason: str = ""  # why there is nothing to judge; "": there is
     error: str = ""  # the first line of the command's messages (standard error)
@@ -38,8 +37,7 @@ class SiteOutput:
 class Site:
     """The outputs of the site's own checks."""
 
-    # the name of the check -> what it read
-    checks: Mapping[str, SiteOutput] = field(default_factory=dict)
+    checks: Mapping[str, SiteOutput] = field(default_factory=dict)  # check's name -> what it read
 
 
 def command(check: SiteCheck) -> str:
@@ -52,7 +50,6 @@ def command(check: SiteCheck) -> str:
 
 
 def script_size(checks: tuple[SiteCheck, ...]) -> int:
-    """Bytes of the script of these checks."""
     return len(_script(checks).encode("utf-8"))
 
 

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from nodeready import knowledge
 from nodeready.core import own_files
+from nodeready.core.base import cached_last
 from nodeready.core.policy import Policy
 from nodeready.core.result import Check, FactKinds, FleetFacts, Result, Subject, check
 from nodeready.core.severity import drifts, loses_job
 from nodeready.core.shell import quote
-from nodeready.subjects.access import UNLOADED, UnusableProgram, chmod_mends, unusable_program
+from nodeready.subjects import access
 from nodeready.subjects.ssh_client import config, facts
 from nodeready.subjects.ssh_client.facts import EffectiveOptions, SshClient
 
@@ -134,25 +135,16 @@ class FleetBlock(NamedTuple):
     digest: str  # as `block_digest` has it
 
 
-_blocks: list[tuple[tuple[str, ...], FleetBlock]] = []
-
-
+@cached_last
 def fleet_block(lines: tuple[str, ...]) -> FleetBlock:
     """The block of a fleet's lines, computed once for all nodes that share the tuple."""
-    for cached_lines, block in _blocks:
-        if cached_lines is lines:
-            return block
     inner = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
     keys: dict[str, set[str]] = {}
     for line in lines:
         names, _, key = line.partition(" ")
         for name in names.split(","):
             keys.setdefault(name, set()).add(key)
-    block = FleetBlock(inner, frozenset(lines), keys, facts.block_digest(inner))
-    _blocks.append((lines, block))
-    # A run has a handful of groups with different lines.
-    del _blocks[:-8]
-    return block
+    return FleetBlock(inner, frozenset(lines), keys, facts.block_digest(inner))
 
 
 def expected_lines(policy: Policy, fleet: FleetFacts) -> tuple[str, ...]:
@@ -181,25 +173,23 @@ def known_hosts(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Resul
     result = _block(observed, policy, lines)
     if result.status == "na" or (result.status == "fail" and not result.fixable):
         return result
-    barrier = observed.access.barrier(facts.KNOWN_HOSTS)
-    if barrier is not None:
-        if barrier.path == facts.KNOWN_HOSTS or chmod_mends(barrier, facts.KNOWN_HOSTS):
-            return known_hosts.fixable(barrier.words, barrier.path, expected=result.expected)
-        fix = f"let users read {barrier.path}"
-        return known_hosts.fail(barrier.words, barrier.path, fix, expected=result.expected)
+    check = known_hosts.expecting(result.expected)
+    if closed := access.closed_result(check, observed.access, facts.KNOWN_HOSTS):
+        return closed
     if result.status != "ok":
         return result
     inode = observed.access.inodes.get(facts.KNOWN_HOSTS)
     if inode is not None and (inode.uid or inode.mode & 0o022):
         actual = f"others can change it (uid {inode.uid}, mode {inode.mode & 0o7777:o})"
-        return known_hosts.fixable(actual, facts.KNOWN_HOSTS, expected=result.expected)
+        return check.fixable(actual, facts.KNOWN_HOSTS)
     return _revoked(observed, fleet_block(lines)) or result
 
 
 def _revoked(observed: SshClient, block: FleetBlock) -> Result | None:
     """A line outside our block that revokes a key of the fleet (sshd(8), ``@revoked``)."""
     keys = {key: name for name, keys in block.keys.items() for key in keys}
-    text = (observed.known_hosts.content or b"").decode("utf-8", "surrogateescape")
+    file = observed.known_hosts
+    text = (file.content or b"").decode("utf-8", "surrogateescape")
     for number, line in enumerate(text.split("\n"), 1):
         words = line.split()
         if len(words) < 4 or words[0] != "@revoked":
@@ -208,9 +198,7 @@ def _revoked(observed: SshClient, block: FleetBlock) -> Result | None:
         if not name or not facts.known_as(words[1], name):
             continue
         # Of a large file, our block is not among the lines.
-        source = (
-            f"{facts.KNOWN_HOSTS}:{number}" if observed.known_hosts.sent else facts.KNOWN_HOSTS
-        )
+        source = f"{facts.KNOWN_HOSTS}:{number}" if file.sent else facts.KNOWN_HOSTS
         actual = f"a line revokes the {words[2]} key of {name}"
         fix = f"remove the line {source}, or give the host a new key"
         expected = f"the fleet's {len(block.lines)} host keys"
@@ -225,15 +213,13 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
     if not lines:
         return known_hosts.na("no host keys were gathered")
     block = fleet_block(lines)
-    expected = f"the fleet's {len(block.lines)} host keys"
+    check = known_hosts.expecting(f"the fleet's {len(block.lines)} host keys")
     if file.digest == block.digest:
-        return known_hosts.ok(expected=expected)
+        return check.ok()
     if not file.sent:
-        return _unsent(observed, block, expected)
+        return _unsent(check, observed, block)
     if file.lines is None:
-        return known_hosts.fixable(
-            "no block" if file.content else "no file", facts.KNOWN_HOSTS, expected=expected
-        )
+        return check.fixable("no block" if file.content else "no file", facts.KNOWN_HOSTS)
     held = {line for line in file.lines if not line.startswith("#")}
     surplus = held - block.lines
     # No name of such a line is one of the fleet's.
@@ -243,12 +229,11 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
     if strange > len(held) - strange:
         # The inventory seems to be a part of the fleet: the keys of the other nodes would be lost.
         actual = f"{strange} of its {len(held)} lines are about hosts outside this inventory"
-        return known_hosts.warn(actual, facts.KNOWN_HOSTS, _PART_FIX, expected=expected)
+        return check.warn(actual, facts.KNOWN_HOSTS, _PART_FIX)
     missing = sum(not line.startswith("#") for line in block.lines.difference(file.lines))
     if missing or surplus:
-        actual = f"{missing} missing, {len(surplus)} unexpected"
-        return known_hosts.fixable(actual, facts.KNOWN_HOSTS, expected=expected)
-    return known_hosts.ok(expected=expected)
+        return check.fixable(f"{missing} missing, {len(surplus)} unexpected", facts.KNOWN_HOSTS)
+    return check.ok()
 
 
 @check("ssh_client.host_key", loses_job("inspect", "configure"), settings=_MODE,
@@ -268,26 +253,24 @@ def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     if not observed.identity.keys:
         return host_key.na("the node shows no host key")
     kind = fleet.host_key.partition(" ")[0]
-    expected = f"{kind} {facts.fingerprint(fleet.host_key)}"
+    check = host_key.expecting(f"{kind} {facts.fingerprint(fleet.host_key)}")
     if fleet.host_key in observed.identity.keys:
-        return host_key.ok(expected=expected)
+        return check.ok()
     keys = [key for key in observed.identity.keys if key.startswith(f"{kind} ")]
     actual = f"{kind} {facts.fingerprint(keys[0])}" if keys else f"no {kind} key"
-    return host_key.fail(actual, "/etc/ssh/ssh_host_*_key.pub", expected=expected)
+    return check.fail(actual, "/etc/ssh/ssh_host_*_key.pub")
 
 
-def _unsent(observed: SshClient, block: FleetBlock, expected: str) -> Result:
+def _unsent(check: Check, observed: SshClient, block: FleetBlock) -> Result:
     file = observed.known_hosts
     if not file.is_complete:
         actual = f"{file.size} bytes, too many of them outside our block"
-        return known_hosts.fail(actual, facts.KNOWN_HOSTS, _SHORTEN_FIX, expected=expected)
+        return check.fail(actual, facts.KNOWN_HOSTS, _SHORTEN_FIX)
     held = file.size - len(file.content or b"")
     if file.digest and len(block.inner) < SHRINK * held:
         actual = f"a block of {held} bytes; this run gathered {len(block.inner)}"
-        return known_hosts.warn(actual, facts.KNOWN_HOSTS, _PART_FIX, expected=expected)
-    return known_hosts.fixable(
-        "another block" if file.digest else "no block", facts.KNOWN_HOSTS, expected=expected
-    )
+        return check.warn(actual, facts.KNOWN_HOSTS, _PART_FIX)
+    return check.fixable("another block" if file.digest else "no block", facts.KNOWN_HOSTS)
 
 
 @check("ssh_client.leftover", drifts("deploy"), settings=_MODE, fixed_by="ssh_client.leftover",
@@ -389,15 +372,15 @@ def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     if not policy.ssh_client_hosts:
         if our != OurLines(None, None):
             path = config.DROPIN if our.dropin is not None else config.MAIN
-            return options.fixable(
-                "options of an earlier policy", path, expected="nothing of ours"
-            )
+            expected = "nothing of ours"
+            return options.fixable("options of an earlier policy", path, expected=expected)
         return options.na("no ssh_client_hosts in the policy")
     if not observed.installed:
         return options.na("ssh is not installed")
     if trouble_of(observed) is not None:
         return options.na("ssh does not run: see ssh_client.installed")
-    expected = f"{_STRICT_SETTING[policy.ssh_client_mode]} for {' '.join(policy.ssh_client_hosts)}"
+    hosts = " ".join(policy.ssh_client_hosts)
+    check = options.expecting(f"{_STRICT_SETTING[policy.ssh_client_mode]} for {hosts}")
     if policy.ssh_client_mode == "known_hosts" and not expected_lines(policy, fleet):
         # Without keys, "yes" would refuse every node.
         return options.na("no host keys were gathered")
@@ -406,16 +389,16 @@ def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
         return options.na(f"no host keys on the node: {keys.actual}")
     if not facts.samples(policy):
         actual = "only negated patterns: they match no host"
-        return options.fail(actual, "policy ssh_client_hosts", _PATTERN_FIX, expected=expected)
+        return check.fail(actual, "policy ssh_client_hosts", _PATTERN_FIX)
     version = observed.version
     if policy.ssh_client_mode == "accept-new" and version and version < ACCEPT_NEW:
         actual = f"OpenSSH {'.'.join(map(str, version))} has no accept-new (7.6 has)"
-        return options.fail(actual, "ssh -V", _MODE_FIX, expected=expected)
-    return _judge_effective(observed, policy, fleet, expected)
+        return check.fail(actual, "ssh -V", _MODE_FIX)
+    return _judge_effective(check, observed, policy, fleet)
 
 
 def _judge_effective(
-    observed: SshClient, policy: Policy, fleet: FleetFacts, expected: str
+    check: Check, observed: SshClient, policy: Policy, fleet: FleetFacts
 ) -> Result:
     """Judge what ssh -G printed: first the system's files, then root's own."""
     our = our_lines(observed)
@@ -423,34 +406,32 @@ def _judge_effective(
         barrier = observed.access.barrier(path) if path in observed.config else None
         if barrier is None:
             continue
-        if path == config.DROPIN or chmod_mends(barrier, path):
-            return options.fixable(barrier.words, barrier.path, expected=expected)
-        fix = f"chmod a+r {quote(barrier.path)}"
-        return options.fail(barrier.words, barrier.path, fix, expected=expected)
+        if path == config.DROPIN or access.chmod_mends(barrier, path):
+            return check.fixable(barrier.words, barrier.path)
+        return check.fail(barrier.words, barrier.path, f"chmod a+r {quote(barrier.path)}")
     broken = next((answer for answer in observed.effective if answer.error), None)
     if broken is not None:
         if config.DROPIN in broken.error:
-            return options.fixable(broken.error, config.DROPIN, expected=expected)
-        return refused(options, broken.error, expected)
+            return check.fixable(broken.error, config.DROPIN)
+        return refused(check, broken.error)
     # A root without ~/.ssh/config has the options of a user without one.
     system = [answer for answer in observed.effective if not answer.as_prober]
     system = system or list(observed.effective)
     for answer in system:
-        option = _wrong_option(answer, policy)
-        if not option:
+        if not (option := _wrong_option(answer, policy)):
             continue
         source = _source(observed, answer, option)
         at_top = observed.config.get(config.MAIN, b"").startswith(own_files.BEGIN)
         if at_top and _current(observed, policy):
             fix = f"remove {source or 'the line that wins'}"
-            return options.fail(f"{option} for {answer.host}", source, fix, expected=expected)
-        return options.fixable(f"{option} for {answer.host}", source, expected=expected)
+            return check.fail(f"{option} for {answer.host}", source, fix)
+        return check.fixable(f"{option} for {answer.host}", source)
     if not _current(observed, policy):
         place = config.DROPIN if our.dropin is not None else config.MAIN
-        return options.fixable("options of an earlier policy", place, expected=expected)
+        return check.fixable("options of an earlier policy", place)
     tried = sum(not pattern.startswith("!") for pattern in policy.ssh_client_hosts)
     if tried > len(system) and our == OurLines(None, None):
-        return options.fixable("not set for every pattern", expected=expected)
+        return check.fixable("not set for every pattern")
     host_keys: Mapping[str, set[str]] = {}
     if policy.ssh_client_mode == "known_hosts":
         host_keys = fleet_block(expected_lines(policy, fleet)).keys
@@ -463,27 +444,26 @@ def _judge_effective(
         status, answer, words = min(findings, key=lambda finding: finding[0])
         source = _source(observed, answer, words)
         fix = f"remove the line {source}" if source else "correct that line"
-        judged = options.fail if status == "fail" else options.warn
-        return judged(f"{words} for {answer.host}", source, fix, expected=expected)
+        judged = check.fail if status == "fail" else check.warn
+        return judged(f"{words} for {answer.host}", source, fix)
     for answer in observed.effective:
-        option = _wrong_option(answer, policy)
-        if option:
+        if option := _wrong_option(answer, policy):
             source = _source(observed, answer, option)
             fix = f"remove the line {source}" if source else "look at root's own ssh config"
-            return options.warn(f"root's own file wins: {option}", source, fix, expected=expected)
-    return options.ok(expected=expected)
+            return check.warn(f"root's own file wins: {option}", source, fix)
+    return check.ok()
 
 
-def refused(check: Check, error: str, expected: str | None = None) -> Result:
+def refused(check: Check, error: str) -> Result:
     """The result for a configuration that ssh refuses with this message (readconf.c)."""
     line, file = AT_LINE.search(error), OF_FILE.search(error)
     if file is not None:
         owner = error.startswith("Bad owner")
         quoted = quote(file[1])
         fix = f"chown root {quoted}; chmod 644 {quoted}" if owner else f"chmod a+r {quoted}"
-        return check.fail(error, file[1], fix, expected=expected)
+        return check.fail(error, file[1], fix)
     source = f"{line[1]}:{line[2]}" if line else "ssh -G"
-    return check.fail(error, source, "correct that line", expected=expected)
+    return check.fail(error, source, "correct that line")
 
 
 #: Options whose value for a single peer is suspicious where other peers have another value.
@@ -497,8 +477,7 @@ def _peer_findings(
     policy: Policy,
     host_keys: Mapping[str, set[str]],
 ) -> Iterator[tuple[str, str]]:
-    """(status, option with its value) for each option that prevents a login to this peer, or sends
-    the login elsewhere.
+    """(status, option with its value) for each that prevents a login to this peer or diverts it.
 
     usual:     the options of the first of the policy's patterns
     host_keys: name -> its keys, in the block that the node shall have
@@ -548,16 +527,13 @@ def _peer_findings(
 def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) -> str:
     """The line that gives the wrong value; "" for ssh's default or an unknown line."""
     option = setting_text.partition(" ")[0]
-    files, mains = (
-        observed.files,
-        [config.MAIN if config.MAIN in observed.files else config.VENDOR],
-    )
+    files = observed.files
+    mains = [config.MAIN if config.MAIN in files else config.VENDOR]
     if answer.as_prober and observed.root_lines:
         mains.insert(0, observed.root_lines[0].path)
         files = {**files, mains[0]: observed.root_lines}
     for main in mains:
-        result = config.winner(main, files, answer.host, option)
-        if result:
+        if result := config.winner(main, files, answer.host, option):
             return result.source
     # A line below criteria that only ssh can judge (Match user, exec, final).
     value = setting_text.partition(" ")[2].lower()
@@ -589,8 +565,7 @@ def installed(observed: SshClient, policy: Policy) -> Result:
             actual = f"the program of the package {observed.package} is gone or closed"
             return installed.fixable(actual, facts.SSH)
         return judged("not installed", "", _INSTALL_FIX)
-    trouble = trouble_of(observed)
-    if trouble is not None:
+    if (trouble := trouble_of(observed)) is not None:
         if trouble.repair:
             return installed.fixable(trouble.words, trouble.path)
         fix = f"remove {quote(trouble.path)}, or put a program there that runs"
@@ -605,15 +580,16 @@ def installed(observed: SshClient, policy: Policy) -> Result:
     return installed.ok()
 
 
-def trouble_of(observed: SshClient) -> UnusableProgram | None:
+def trouble_of(observed: SshClient) -> access.UnusableProgram | None:
     """Why users cannot start ssh; None: they can."""
-    trouble = unusable_program(observed.access, "ssh")
-    if trouble is not None:
+    if (trouble := access.unusable_program(observed.access, "ssh")) is not None:
         return trouble
     for answer in observed.effective:
-        _, mark, reason = answer.error.partition(UNLOADED)
+        _, mark, reason = answer.error.partition(access.UNLOADED)
         if mark:
-            return UnusableProgram(facts.SSH, f"{facts.SSH} does not start: {reason}", "reinstall")
+            return access.UnusableProgram(
+                facts.SSH, f"{facts.SSH} does not start: {reason}", "reinstall"
+            )
     return None
 
 

@@ -95,8 +95,7 @@ def applied(path: str, files: Files, host: str, depth: int = 0) -> Iterator[Dire
     """The directives of a file that apply to ``host``, in order, with those of included files."""
     active = True
     for line in files.get(path, ()):
-        entry = directive(line)
-        if entry is None:
+        if (entry := directive(line)) is None:
             continue
         if entry.keyword in ("host", "match"):
             active = _section_applies(entry, host)
@@ -121,8 +120,7 @@ def speaks_first(path: str, files: Files, options: tuple[str, ...]) -> bool:
     """
     all_files: dict[str, tuple[Line, ...]] = {**files, DROPIN: ()}
     for line in all_files.get(path, ()):
-        entry = directive(line)
-        if entry is None:
+        if (entry := directive(line)) is None:
             continue
         if entry.keyword in ("host", "match", *options):
             return False

@@ -19,15 +19,8 @@ from nodeready.core.policy import Policy
 from nodeready.subjects.access import ACCESS, Access, parse_access
 from nodeready.subjects.nics import nic
 from nodeready.subjects.nics.nic import Address
-from nodeready.subjects.ssh_client.config import (
-    DROPIN,
-    DROPIN_FOLDERS,
-    MAIN,
-    VENDOR,
-    Files,
-    lines_of,
-    matches,
-)
+from nodeready.subjects.ssh_client import config
+from nodeready.subjects.ssh_client.config import Files
 
 # --- A node's names, addresses and host keys.
 
@@ -90,8 +83,7 @@ class NodeIdentity:
     """What a node says about itself, each text well-formed."""
 
     names: tuple[str, ...] = ()  # host name, short and in full, in small letters
-    # of the node's interfaces, without loopback, link-local and container addresses
-    addresses: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()  # of the node: no loopback, link-local or container addresses
     keys: tuple[str, ...] = ()  # host keys, ``type base64``
 
 
@@ -124,8 +116,7 @@ def clean_address(text: str) -> str:
 @lru_cache(maxsize=65536)
 def clean_key(text: str) -> str:
     """``type base64`` of a public key line; "" for another text, or a key of another type."""
-    match = _KEY.fullmatch(text.strip())
-    if match is None:
+    if (match := _KEY.fullmatch(text.strip())) is None:
         return ""
     kind = match[1].encode()
     try:
@@ -184,11 +175,9 @@ def parse_identity(output: Output, addresses: Iterable[Address]) -> NodeIdentity
 
 
 def known_as(names: str, host: str) -> bool:
-    """Whether the names of a known_hosts line, plain or hashed, mean the host (sshd(8),
-    SSH_KNOWN_HOSTS FILE FORMAT).
-    """
+    """Whether the names of a known_hosts line, plain or hashed, mean the host (sshd(8))."""
     if not names.startswith("|1|"):
-        return matches(names.lower().split(","), host)
+        return config.matches(names.lower().split(","), host)
     _, _, salt, digest = (*names.split("|"), "", "", "")[:4]
     try:
         expected = base64.b64decode(digest, validate=True)
@@ -213,7 +202,7 @@ NO_HOST = "nodeready"
 
 SSH = "/usr/bin/ssh"
 _DPKG = "/var/lib/dpkg/info"
-_DROPINS = tuple(f"{folder}/" for folder in DROPIN_FOLDERS)
+_DROPINS = tuple(f"{folder}/" for folder in config.DROPIN_FOLDERS)
 
 
 def samples(policy: Policy) -> tuple[str, ...]:
@@ -256,7 +245,7 @@ def _effective(policy: Policy) -> str:
             'setpriv: failed to execute'*) ;;
             'setpriv: '*)
                 nr_user=
-                nr_options ssh -GT -F {MAIN} -- "$2"
+                nr_options ssh -GT -F {config.MAIN} -- "$2"
                 ;;
             esac
         fi
@@ -372,12 +361,12 @@ def _conf(policy: Policy) -> str:
     """The shell text that prints the lines of ssh's files; with hosts in the policy, it keeps them
     in nr_conf.
     """
-    dropins = " ".join(f"{folder}/*.conf" for folder in DROPIN_FOLDERS)
+    dropins = " ".join(f"{folder}/*.conf" for folder in config.DROPIN_FOLDERS)
     root_file = '${nr_own:+"$nr_own"}'
     if not samples(policy):
         return f"nr_lines all {dropins} {root_file}"
     return (
-        f"nr_conf=$(grep -asHn '' {dropins} {MAIN} {VENDOR} {root_file} /dev/null)\n"
+        f"nr_conf=$(grep -asHn '' {dropins} {config.MAIN} {config.VENDOR} {root_file} /dev/null)\n"
         "printf '%s\\n' \"$nr_conf\""
     )
 
@@ -416,7 +405,7 @@ def _script(policy: Policy) -> str:
         sed '/^{begin}$/,/^{end}$/d' {KNOWN_HOSTS} | head -c {SENT_BYTES} | base64
         printf '\n@%s eof\n' "$NR"
     fi
-    nr_exact {MAIN} {VENDOR} {DROPIN}
+    nr_exact {config.MAIN} {config.VENDOR} {config.DROPIN}
     :
     """
 
@@ -426,16 +415,12 @@ class KnownHosts:
     """The node's ssh_known_hosts."""
 
     JSON_KEYS: ClassVar = {"is_complete": "whole"}
-
-    # its bytes; without our block when ``sent`` is False; None: no such file
-    content: bytes | None = None
-    # the lines of our block; None: no block, or it was not sent
-    lines: tuple[str, ...] | None = None
+    content: bytes | None = None  # bytes; without our block unless ``sent``; None: no such file
+    lines: tuple[str, ...] | None = None  # lines of our block; None: no block, or it was not sent
     digest: str = ""  # sha256 of our block with its marks, hexadecimal; "" without a block
     size: int = 0  # bytes of the file
     sent: bool = True  # whether the block came along (see SENT_BYTES)
-    # False when even the lines outside our block are more than SENT_BYTES
-    is_complete: bool = True
+    is_complete: bool = True  # False where even the lines outside our block exceed SENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -443,7 +428,6 @@ class EffectiveOptions:
     """The options that ``ssh -G`` prints for one host."""
 
     JSON_KEYS: ClassVar = {"as_prober": "own"}
-
     host: str  # the name that ssh was asked about
     as_prober: bool  # asked by the probing user; False: by a user without a configuration file
     values: Mapping[str, str]  # option in small letters -> its value
@@ -455,7 +439,6 @@ class SshClient:
     """The ssh client of a node and the node's own identity."""
 
     JSON_KEYS: ClassVar = {"effective": "asked", "root_lines": "own"}
-
     installed: bool  # the command ssh exists
     version: tuple[int, int] | None  # of OpenSSH, (9, 2); None: not asked or not OpenSSH
     identity: NodeIdentity  # the node's names, addresses and host keys
@@ -464,8 +447,7 @@ class SshClient:
     files: Files  # path -> lines of every system file of ssh_config
     root_lines: tuple[Line, ...]  # lines of root's own file, which wins over the system's
     effective: tuple[EffectiveOptions, ...]  # what ssh itself says about the policy's hosts
-    # the modes of ssh and of the files that it reads
-    access: Access = field(default_factory=Access)
+    access: Access = field(default_factory=Access)  # modes of ssh and of the files it reads
     package: str = ""  # the installed package of an ssh whose program is missing
 
 
@@ -477,8 +459,7 @@ def block_digest(inner: bytes) -> str:
 @lru_cache(maxsize=64)
 def parse_known_hosts(content: bytes) -> KnownHosts:
     """The KnownHosts of a file that was sent; one object for all nodes whose files are alike."""
-    inner = own_files.find_block(content)
-    if inner is None:
+    if (inner := own_files.find_block(content)) is None:
         return KnownHosts(content, None, "", len(content))
     text = inner.decode("utf-8", "surrogateescape")
     lines = tuple(line.rstrip() for line in text.splitlines() if line.strip())
@@ -486,8 +467,7 @@ def parse_known_hosts(content: bytes) -> KnownHosts:
 
 
 def _known_hosts(values: Mapping[str, str], files: Mapping[str, bytes]) -> KnownHosts:
-    content = files.get(KNOWN_HOSTS)
-    if content is None:
+    if (content := files.get(KNOWN_HOSTS)) is None:
         return KnownHosts()
     if "digest" not in values:
         return parse_known_hosts(content)
@@ -498,21 +478,15 @@ def _known_hosts(values: Mapping[str, str], files: Mapping[str, bytes]) -> Known
     return KnownHosts(content, None, digest, size, False, len(content) < SENT_BYTES)
 
 
-def _parse_effective(head: str) -> tuple[EffectiveOptions, ...]:
-    """The answers of ``ssh -G``, without the text above them, which differs by node."""
-    start = head.find("ask=")
-    return _parse_answers(head[start:]) if start >= 0 else ()
-
-
 @lru_cache(maxsize=64)
-def _parse_answers(head: str) -> tuple[EffectiveOptions, ...]:
+def parse_effective(text: str) -> tuple[EffectiveOptions, ...]:
+    """The answers of ``ssh -G``."""
     answers = []
     question, answer_lines = None, list[str]()
-    for row in head.split("\n"):
+    for row in text.split("\n"):
         if row.startswith("|"):
             answer_lines.append(row[1:])
-        begins = re.fullmatch(r"ask=(own|system) (\S+)", row)
-        if begins:
+        if begins := re.fullmatch(r"ask=(own|system) (\S+)", row):
             question, answer_lines = begins, []
         ended = re.fullmatch(r"rc=(\d{1,9})", row)
         if question is None or ended is None:
@@ -543,10 +517,10 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
         if line.path == root or line.path.startswith(_DROPINS):
             lines.setdefault(line.path, []).append(line)
     root_file = lines.pop(root, [])
-    exact = (MAIN, VENDOR, DROPIN)
-    config = {path: files[path] for path in exact if path in files}
+    exact = (config.MAIN, config.VENDOR, config.DROPIN)
+    contents = {path: files[path] for path in exact if path in files}
     system = {path: tuple(file_lines_) for path, file_lines_ in lines.items()}
-    system.update({path: lines_of(path, data) for path, data in config.items()})
+    system.update({path: config.lines_of(path, data) for path, data in contents.items()})
     # The loader may print a message before it.
     version = re.search(r"^(?:version=)?OpenSSH_(\d{1,3})\.(\d{1,3})", head, re.M)
     return SshClient(
@@ -554,10 +528,11 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
         version=(int(version[1]), int(version[2])) if version else None,
         identity=parse_identity(top, nic.parse_section(outputs[nic.SECTION.name])[1]),
         known_hosts=_known_hosts(values, files),
-        config=config,
+        config=contents,
         files=system,
         root_lines=tuple(root_file),
-        effective=_parse_effective(head),
+        # The text above the first question differs by node.
+        effective=parse_effective("".join(head.partition("ask=")[1:])),
         access=parse_access(outputs),
         package=values.get("package", ""),
     )

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from nodeready.core import own_files
+from nodeready.core.base import grouped
 from nodeready.subjects.ssh_client import facts
 
 if TYPE_CHECKING:
@@ -52,10 +53,8 @@ class Endpoint(NamedTuple):
 
     address: str = ""  # ``ssh_hostname``; "": the node's name
     port: int = 22  # ``ssh_port``
-    # ``ssh_names``: what else other nodes call the node, names and addresses
-    names: tuple[str, ...] = ()
-    # the node is the control machine, which needs no witness for its names and addresses
-    local: bool = False
+    names: tuple[str, ...] = ()  # ``ssh_names``: further names and addresses of the node
+    local: bool = False  # it is the control machine, whose names need no witness
     reached: str = ""  # the address at which this run's connection found the node; "": not known
     key: str = ""  # the host key with which sshd answered there, ``type base64``; "": not known
 
@@ -74,11 +73,10 @@ def parse_line(line: str) -> KnownHostsEntry | None:
     """A line in the form that we write; None for any other form (hashed, marked, a pattern)."""
     names, _, key = line.partition(" ")
     words = tuple(names.split(","))
-    bare_names = map(_bare, words)
     if not key or facts.clean_key(key) != key:
         return None
     are_clean = all(
-        name in (facts.clean_name(name), facts.clean_address(name)) for name in bare_names
+        name in (facts.clean_name(name), facts.clean_address(name)) for name in map(_bare, words)
     )
     return KnownHostsEntry(words, key) if are_clean else None
 
@@ -193,9 +191,7 @@ class FleetHostKeys:
         self.unseen = len(self._nodes) < len(known_endpoints)
         self._domains = self._known_domains()
         self._owners = self._owned(known_endpoints)
-        targets: dict[str, list[str]] = {}
-        for target, node in self._owners.items():
-            targets.setdefault(node, []).append(target)
+        targets = grouped((node, target) for target, node in self._owners.items())
         self._lines = {
             _line(names, key)
             for node, names in targets.items()
@@ -215,12 +211,14 @@ class FleetHostKeys:
     def _owned(self, endpoints: Mapping[str, Endpoint]) -> dict[str, str]:
         """Name -> the observed node that it belongs to."""
         owners = {target: node for node in self._nodes for target in self._names.of.get(node, ())}
-        claims: dict[str, list[str]] = {}
-        for node, client in self._nodes.items():
-            for target in self._claimed_names(node, client, endpoints[node]):
-                if target not in self._names.owners:
-                    claims.setdefault(target, []).append(node)
+        claims = grouped(
+            (target, node)
+            for node, client in self._nodes.items()
+            for target in self._claimed_names(node, client, endpoints[node])
+        )
         for target, nodes in claims.items():
+            if target in self._names.owners:
+                continue
             keys = self._nodes[nodes[0]].identity.keys
             if len(nodes) == 1 and self._may_have(target, keys):
                 owners[target] = nodes[0]
@@ -229,14 +227,10 @@ class FleetHostKeys:
     def _claimed_names(self, node: str, client: facts.SshClient, endpoint: Endpoint) -> set[str]:
         identity, reached = client.identity, facts.clean_address(endpoint.reached)
         if endpoint.local:
-            strangers = {
-                name for name in identity.names if self._names.owner(name) not in ("", node)
-            }
-            return {*identity.names, *identity.addresses} - strangers
-        own_domain_names = (name for name in identity.names if _domain(name) in self._domains)
-        targets = {
-            target for name in own_domain_names for target in self._names.claimed(node, name)
-        }
+            foreign = {n for n in identity.names if self._names.owner(n) not in ("", node)}
+            return {*identity.names, *identity.addresses} - foreign
+        names = (name for name in identity.names if _domain(name) in self._domains)
+        targets = {target for name in names for target in self._names.claimed(node, name)}
         # Behind a forwarded port, another machine may have the address.
         if endpoint.port == 22 and reached in identity.addresses:
             targets.add(reached)
@@ -253,15 +247,13 @@ class FleetHostKeys:
             return frozenset()
         lines: set[str] = set()
         for line in itertools.takewhile(lambda line: line != FURTHER, block):
-            entry = parse_line(line)
-            if entry is None:
+            if (entry := parse_line(line)) is None:
                 continue
             belongs = {self._names.owner(name) for name in entry.names} - {""}
             if len(belongs) != 1 or belongs & self._nodes.keys():
                 continue
             (node,) = belongs
-            names = [name for name in entry.names if self._stays(name, node, entry.key)]
-            if names:
+            if names := [name for name in entry.names if self._stays(name, node, entry.key)]:
                 lines.add(_line(names, entry.key))
         return frozenset(lines)
 
@@ -335,10 +327,8 @@ def unsent(
     ``lines``: it may hold keys of nodes that this run did not see. READ_BLOCK prints it.
     """
     expected_digest = facts.block_digest("".join(f"{line}\n" for line in lines).encode())
-    holders: dict[str, list[str]] = {}
-    for name, client in _clients(snapshots):
-        if not client.known_hosts.sent:
-            holders.setdefault(client.known_hosts.digest, []).append(name)
+    blocks = ((client.known_hosts, name) for name, client in _clients(snapshots))
+    holders = grouped((block.digest, name) for block, name in blocks if not block.sent)
     for ignored in ("", expected_digest):
         holders.pop(ignored, None)
     commonest = sorted(holders.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -365,8 +355,7 @@ def _reserved(further: Iterable[str]) -> dict[str, set[str]]:
     """Name -> its keys in the policy's own lines."""
     reserved: dict[str, set[str]] = {}
     for line in further:
-        entry = parse_line(line)
-        if entry is not None:
+        if (entry := parse_line(line)) is not None:
             for name in entry.names:
                 reserved.setdefault(name, set()).add(entry.key)
     return reserved

@@ -17,7 +17,7 @@ from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.core import wire
 from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
-from nodeready.subjects.proof import checks as proof_core
+from nodeready.subjects.proof import debugging
 from nodeready.subjects.proof.facts import (
     CoreDirectory,
     Limit,
@@ -163,7 +163,7 @@ CORES = {
 
 def judged(seen: ProvedCore | Unknown | None, want: Policy = WANT, **more):
     whole = Proved(User("ml", 2000, True, ""), core=seen, **more)
-    return proof_core.core(whole, want), proof_core.backtrace(whole, want)
+    return debugging.core(whole, want), debugging.backtrace(whole, want)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "cases/core_causes.json"))
@@ -210,7 +210,7 @@ def test_thousands_of_nodes_share_one_result():
     """Pids and names are not among the words."""
     assert judged(GOOD)[0] == judged(replace(GOOD, path="/var/crash/core.sh.7.n2.1"))[0]
     lost = Proved(User("ml", 2000, True, "no session: x"), core=None)
-    assert proof_core.core(lost, WANT).status == "na"
+    assert debugging.core(lost, WANT).status == "na"
 
 
 def test_a_limit_of_the_policys_own_or_of_a_profile_is_no_deploys_to_raise():

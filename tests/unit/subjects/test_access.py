@@ -67,18 +67,15 @@ def test_a_registered_package_without_its_program():
             BrokenProgram("gdb", "mode", "/usr/bin/gdb"),
         ),
     )
-    result = {fault.program.words: fault.program.repair for fault in unusable(observed, want)}
+    result = {fault.words: fault.repair for _, fault in unusable(observed, want)}
     assert result == {
         "/usr/bin/other is gone": "reinstall",
         "/usr/bin/gdb is not executable": "chmod",
     }
     debians = access("755 /usr/bin/pdsh 0 0 370")
     want = Policy(packages=("pdsh",))
-    (lacks,) = unusable(DebugTools(registered=("pdsh",), access=debians), want)
-    assert (lacks.program.words, lacks.program.repair) == (
-        "/usr/bin/pdsh.bin is gone",
-        "reinstall",
-    )
+    ((_, lacks),) = unusable(DebugTools(registered=("pdsh",), access=debians), want)
+    assert (lacks.words, lacks.repair) == ("/usr/bin/pdsh.bin is gone", "reinstall")
     # A pdsh of somebody's own needs none.
     assert not list(unusable(DebugTools(access=debians), want))
 

@@ -12,7 +12,7 @@ from tests.builders.sections import run_on
 
 def test_what_the_bus_shows():
     gone = pci("0000:1b:00.0", width=63).replace("numa_node:0", "numa_node:-1")
-    (gpu,) = pci_bus.parse_pci(Output(gone, 0)).gpus
+    (gpu,) = pci_bus.parse_pci(gone).pci
     assert (gpu.pcie_width, gpu.numa_node) == (None, None)
     observed = h100().observed()
     assert observed.pci[0] == PciGpu(
@@ -34,7 +34,7 @@ def test_what_the_bus_shows():
     "c" + "rwx" * 3 + " 1 0 0 " + "1 " * 30000 + "/dev/x y\n",
 ])  # fmt: skip
 def test_nonsense_on_the_bus_is_no_gpu(text):
-    assert pci_bus.parse_pci(Output(text, 0)).gpus == ()
+    assert pci_bus.parse_pci(text).pci == ()
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_nonsense_on_the_bus_is_no_gpu(text):
 )
 def test_a_bus_that_cannot_be_read(output):
     with pytest.raises(ProbeError):
-        pci_bus.parse_pci(output)
+        pci_bus.parse({pci_bus.SECTION.name: output}, Policy())
 
 
 # tests/lab/test_units_busybox.py asks the same of busybox.
@@ -70,11 +70,11 @@ def test_the_script_reads_only_gpus(shell, tmp_path):
     (port / "0000:1b:00.0/aer_dev_nonfatal").write_text("CmpltTO 3\nTOTAL_ERR_NONFATAL 3\n")
     done = run_on(tmp_path, pci_bus.SECTION.script(Policy()), shell)
     assert done.returncode == 0
-    bus = pci_bus.parse_pci(Output(done.stdout, 0))
-    assert tuple(gpu.address for gpu in bus.gpus) == ADDRESSES
-    assert (bus.nvswitches, bus.gpus[0].driver) == (4, "nvidia")
-    assert bus.gpus[0].aer == (("nonfatal", "CmpltTO", 3), ("fatal", "SDES", 2))
+    bus = pci_bus.parse_pci(done.stdout)
+    assert tuple(gpu.address for gpu in bus.pci) == ADDRESSES
+    assert (bus.nvswitches, bus.pci[0].driver) == (4, "nvidia")
+    assert bus.pci[0].aer == (("nonfatal", "CmpltTO", 3), ("fatal", "SDES", 2))
     # What is 0 is not sent.
     assert "DLP" not in done.stdout
-    assert {gpu.aer for gpu in bus.gpus[1:]} == {()}
+    assert {gpu.aer for gpu in bus.pci[1:]} == {()}
     assert "0000:03:00.0" not in done.stdout

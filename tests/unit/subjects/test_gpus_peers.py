@@ -192,7 +192,7 @@ def test_the_script_reads_the_ports_above_gpus_and_adapters(shell, tmp_path):
     (tmp_path / "sys/module/gdrdrv/initstate").write_text("live\n")
     done = run_on(tmp_path, pci_bus.SECTION.script(Policy()), shell)
     assert done.returncode == 0
-    access = pci_bus.parse_pci(Output(done.stdout, 0)).peers
+    access = pci_bus.parse_pci(done.stdout).peers
     assert [(d.kind, d.address) for d in access.devices] == [
         ("gpu", GPU), ("direct", direct), ("rdma", NIC),
     ]  # fmt: skip
@@ -206,5 +206,5 @@ def test_the_script_reads_the_ports_above_gpus_and_adapters(shell, tmp_path):
     for file in files:
         file.write_bytes(config(0x1D, size=64))
     done = run_on(tmp_path, pci_bus.SECTION.script(Policy()), shell)
-    access = pci_bus.parse_pci(Output(done.stdout, 0)).peers
+    access = pci_bus.parse_pci(done.stdout).peers
     assert (access.ports, "only root" in access.unread) == ((), True)

@@ -55,7 +55,7 @@ def test_a_look_like_an_earlier_one(module, section, profile, times, monkeypatch
     for _ in range(times):
         text = changed(sections[section].text, OWN[module], draw)
         lines, known = text.split("\n"), module._TEMPLATES
-        reread += any(earlier.differing(lines) is not None for earlier in known.of(lines))
+        reread += known.adapted(lambda read, differing: read, lines) is not None
         result = parse(text)
         monkeypatch.setattr(module, "_TEMPLATES", type(known)())
         assert parse(text) == result

@@ -10,7 +10,8 @@ from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
 from nodeready.core.settings import Waiver
 from nodeready.subjects.proof import checks as proof
-from nodeready.subjects.proof import facts
+from nodeready.subjects.proof import debugging, facts
+from nodeready.subjects.proof import session as session_checks
 from nodeready.subjects.proof.facts import (
     NO_START,
     OTHER_ITEMS,
@@ -224,12 +225,14 @@ def test_a_waived_core_does_not_hide_its_limit():
     core = ProvedCore("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
     by_ssh = facts.SessionProof("", limits=replace(zero, opener="ssh"))
     observed = replace(SESSIONS, limits=zero, ssh=by_ssh, core=core)
-    assert proof.core(observed, Policy()).status == "fail"
-    assert proof.limits(observed, Policy()).status == "ok"
-    result = proof.limits(observed, Policy(waivers=(Waiver("proof.core", "shared kernel"),)))
+    assert debugging.core(observed, Policy()).status == "fail"
+    assert session_checks.limits(observed, Policy()).status == "ok"
+    result = session_checks.limits(
+        observed, Policy(waivers=(Waiver("proof.core", "shared kernel"),))
+    )
     assert (result.status, "core 0/unlimited" in result.actual) == ("fail", True)
     # Where only ssh's sessions have none, proof.core cannot tell.
-    result = proof.limits(replace(observed, limits=SU, core=None), Policy())
+    result = session_checks.limits(replace(observed, limits=SU, core=None), Policy())
     assert (result.status, "core 0/unlimited by ssh" in result.actual) == ("fail", True)
 
 
@@ -240,9 +243,9 @@ def test_a_gdb_that_only_one_way_in_breaks_is_told_of_that_way():
     way = facts.SessionProof("", tracers=Tracers(NO_GUARDS, "", broken, GOOD))
     for name, words in (("ssh", "by ssh"), ("shell", "by a shell as sshd starts it")):
         observed = replace(SESSIONS, **{"ssh": facts.SessionProof("no key"), name: way})
-        result = proof.gdb(observed, Policy())
+        result = debugging.gdb(observed, Policy())
         assert (result.status, result.actual) == ("fail", f"{words}: {broken.complaint}")
-        assert proof.strace(observed, Policy()).status == "ok"
+        assert debugging.strace(observed, Policy()).status == "ok"
 
 
 def test_what_ssh_alone_refuses_is_told_of_ssh():
@@ -251,11 +254,11 @@ def test_what_ssh_alone_refuses_is_told_of_ssh():
         "",
         attach=Attach(Guards(None, None, False, True), "", refused, None, None),
     )
-    result = proof.attach(replace(SESSIONS, ssh=by_ssh), Policy())
+    result = debugging.attach(replace(SESSIONS, ssh=by_ssh), Policy())
     assert result.status == "fail"
     assert result.actual.startswith("by ssh: refused")
     late = facts.SessionProof("", attach=Attach(NO_GUARDS, "", None, None, None))
-    assert proof.attach(replace(SESSIONS, ssh=late), Policy()).status == "ok"
+    assert debugging.attach(replace(SESSIONS, ssh=late), Policy()).status == "ok"
 
 
 def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
@@ -265,14 +268,14 @@ def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
     )  # fmt: skip
     policy = Policy(core_pattern=whole.pattern)
     lost = replace(whole, dumped=False, path="", directory=CoreDirectory("/var/crash", "No such"))
-    assert proof.core(replace(SESSIONS, core=whole), policy).status == "ok"
+    assert debugging.core(replace(SESSIONS, core=whole), policy).status == "ok"
     by_ssh = facts.SessionProof("", core=lost)
-    result = proof.core(replace(SESSIONS, core=whole, ssh=by_ssh), policy)
+    result = debugging.core(replace(SESSIONS, core=whole, ssh=by_ssh), policy)
     assert (result.status, result.actual) == ("fail", "by ssh: none: /var/crash: No such")
     # Its limit is for proof.limits to tell, and what was not crashed proves nothing.
     for other in (replace(lost, limit_bytes=0), replace(whole, skipped="another one")):
         observed = replace(SESSIONS, core=whole, ssh=facts.SessionProof("", core=other))
-        assert proof.core(observed, policy).status == "ok"
+        assert debugging.core(observed, policy).status == "ok"
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/resources.json"))
@@ -287,7 +290,7 @@ def test_what_a_job_uses_can_be_used(case):
     devices = [DeviceNode(*row) for row in case.get("devices", [])]
     observed = Resources(tuple(places), tuple(devices), "/home/ml", case.get("memory_bytes"))
     policy = Policy(shm_min_mb=case.get("shm_min_mb", 0))
-    result = proof.resources(replace(SESSIONS, resources=observed), policy)
+    result = session_checks.resources(replace(SESSIONS, resources=observed), policy)
     assert (result.status, case["words"] in result.actual) == (case["status"], True), result
     assert case.get("fix", "") in result.fix
 

@@ -102,7 +102,7 @@ def test_a_megabyte_is_no_name_and_options_that_begin_again_are_read_once():
     assert parse(long).identity == NodeIdentity((), (), ())
     # Looking for the end of each beginning would take minutes.
     head = "ask=own a\n" * 20_000 + "ask=system node001\n|user ml\nrc=0\n|user root\nrc=1\n"
-    (asked,) = ssh_client._parse_effective(head)
+    (asked,) = ssh_client.parse_effective(head)
     assert (asked.host, asked.as_prober, asked.values) == ("node001", False, {"user": "ml"})
 
 
@@ -139,7 +139,7 @@ def test_an_ssh_that_lacks_a_library_is_installed_again():
 def test_the_first_value_wins(case):
     """where: the line that wins for gpu1; first: whether a drop-in of ours would win."""
     texts = {f"/etc/ssh/{path}": text for path, text in case["files"].items()}
-    files = {path: ssh_client.lines_of(path, text.encode()) for path, text in texts.items()}
+    files = {path: config.lines_of(path, text.encode()) for path, text in texts.items()}
     winner = config.winner(MAIN, files, "gpu1", "stricthostkeychecking")
     where = f"/etc/ssh/{case['where']}" if "where" in case else None
     assert (winner.source if winner else None) == where
