@@ -117,7 +117,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 #: What pytest writes before the lines of an error.
 _PYTEST = re.compile(r"^E {3}(?: {4})?")
 _HEADER = re.compile(
-    r"(?P<prefix>.*(?:^|[\s|:\])>]))(?:Original )?Traceback \(most recent call last\):\s*$"
+    r"(?P<prefix>.*?(?:^|[\s|:\])>]))(?:Original )?Traceback \(most recent call last\):\s*$"
 )
 _FRAME = re.compile(r'^>?\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
 #: A frame behind what a logger or a launcher writes before each line.
@@ -733,6 +733,9 @@ class FailureReader:
             # A launcher's own traceback, below the errors of its ranks.
             stream.is_chained, stream.frames = False, []
             return self._line(stream, text, rules.REPORT_ROWS)
+        # A text that only quotes a traceback, such as a model's answer, has no files.
+        is_quoted = all(path[0] == "<" for path, _, _ in stream.frames)
+        stream.announced |= {self.number} if is_quoted else set()
         self._add_exception(stream, text)
         stream.mode = "details"
         return True

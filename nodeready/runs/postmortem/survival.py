@@ -152,7 +152,11 @@ def _closed(
     last_s = max((s.last_s for s in well if s.last_s is not None), default=math.inf)
     return closed | {
         id(f) for f in outside
-        if well and not ends.get(f.file) and (id(f) in noise or f.event.kind == "network")
+        if well and not ends.get(f.file) and (
+            id(f) in noise or f.event.kind == "network"
+            # A log of no rank is one of what looks at the nodes.
+            or (f.rank is None and f.event.kind == "environment")
+        )
         and (f.time_s or 0.0) <= last_s + _AFTER_FAULT_S
     }  # fmt: skip
 
