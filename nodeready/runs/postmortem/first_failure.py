@@ -132,7 +132,8 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     killed = [f for f in job.reports if signal_of(f.event.code) == 9]
     workers = [f for f in job.own_errors if _KILLED_WORKER in f.event.text]
     nodes = {fault.node for fault in faults if fault.node} | nodes_in(slurm)
-    ranks, against = ranks_in(srun), list[str]()
+    ranks = ranks_in([*srun, *(f for f in slurm if f.is_by("of_pods"))])
+    against = list[str]()
     ended_ranks = {f.event.pid: f.rank for f in (*killed, *workers) if f.rank is not None}
     matches = [(f.rank, _WORKER.search(f.event.text)) for f in workers]
     ended_ranks |= {int(match[1]): rank for rank, match in matches if match and rank is not None}
