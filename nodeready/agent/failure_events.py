@@ -755,7 +755,8 @@ class FailureReader:
         if rules.EXIT_STATUS.search(text) or any(map(rules.LAUNCHER_FILES.search, paths[-1:])):
             event = replace(event, source=LAUNCHERS_OWN)
         if not user and rules.BEFORE_RANKS.search(" ".join(call for _, _, call in stream.frames)):
-            event = replace(event, source=NOT_LAUNCHED)
+            is_again = any(e.role == rules.REPORT for e in stream.events)
+            event = replace(event, source=LAUNCHERS_OWN if is_again else NOT_LAUNCHED)
         if stream.frames and stream.frames[0][2] in _OUTERMOST:
             stream.unhandled.add(event.line)
             stream.announced |= {event.line} if stream.is_announced else set()

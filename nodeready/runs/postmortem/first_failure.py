@@ -242,7 +242,10 @@ def killed(job: JobFailures) -> Finding | None:
         if f.rank is None or (is_unnamed and f.event.role == WAITED)
         if f.event.role != CONSEQUENCE or f.event.has_phrase("ends-since-another")
     )  # fmt: skip
-    reported = Counter(file for file, _ in {(f.file, f.event.pid or f.rank) for f in job.reports})
+    reported = Counter(file for file, _ in {
+        (f.file, f.event.pid or f.rank)
+        for f in job.reports if signal_of(f.event.code) not in STOPS
+    })  # fmt: skip
     order: list[RankFailure] = []
     for failure in _without_kills_of_srun(job):
         number = signal_of(failure.event.code)
