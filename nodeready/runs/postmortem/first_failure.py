@@ -413,9 +413,14 @@ def _of_kernel(
 
 
 def hang_by_node(job: JobFailures) -> Finding | None:
-    """A hang; where nothing tells who was late, a fault of a node."""
-    finding = hang(job)
-    fault = node_fault(job) if finding and not finding.ranks and job.waited else None
+    """A hang; where nothing tells who was late, a fault of a node, or of the network, if all that
+    waited did so for a connection that the network refused.
+    """
+    finding, fault = hang(job), None
+    if finding and not finding.ranks and job.waited:
+        is_unreached = all(f.event.has_phrase("connects") for f in job.waited)
+        unreached = fabric(job) if is_unreached else None
+        fault = node_fault(job) or (unreached and replace(unreached, kind="network"))
     return replace(fault, sentence=_ERROR) if fault else finding
 
 
