@@ -34,10 +34,19 @@ def hang(job: JobFailures) -> Finding | None:
     ranks, evidence = lags[0][0] if lags else set[int](), [reason for _, reason in lags[:3]]
     if not lags:
         calls = {f.rank: f.event.call for f in (*job.lost, *job.waited) if f.event.call}
+        # The ranks of one group that wait in different calls of the same number.
+        reports = [r for file in job.evidence.files for r in file.failures.reports
+                   if r.kind == "timeout" and r.operation]  # fmt: skip
+        is_same = len({(r.sequence, r.group) for r in reports}) == 1
+        calls |= {r.rank: r.operation for r in reports if is_same}
         calls_of = {rank: call for rank, call in calls.items() if rank is not None}
-        is_known = 2 * len(calls_of) > len(job.ranks) and _PAIRWISE.isdisjoint(calls_of.values())
+        is_known = 2 * len(calls_of) > len(job.ranks)
+        is_known &= _PAIRWISE.isdisjoint(map(str.lower, calls_of.values()))
         if is_known and (finding := odd_call(job, calls_of, job.waited)):
-            return replace(finding, kind=finding.kind or "timeout")
+            words = {**finding.words, "error": "".join(f.event.text for f in job.waited[:1])}
+            sentence = finding.sentence + ": {error}" * bool(finding.ranks and job.waited)
+            kind = finding.kind or "timeout"
+            return replace(finding, kind=kind, sentence=sentence, words=words)
         ranks, reason = _late_ranks(job)
         evidence = [reason] if ranks else []
     # The lagging rank's own words, if it has some; what only warns says least.
