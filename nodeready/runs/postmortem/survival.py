@@ -46,12 +46,12 @@ def survived(job: JobFailures) -> Finding | None:
     files = job.evidence.files
     logs = [at for at in job.last_files if job.finder.file_rank(files[at]) is not None]
     own_ends = [file.failures.facts.program_finished for file in files]
-    again = "kubectl" if (all(ends[at] for at in logs) if logs else any(own_ends)) else "-"
+    again = "starts_again" if (all(ends[at] for at in logs) if logs else any(own_ends)) else ""
     # Steps go on after all failures, and nothing else reports an end.
     ends_alone = [
         f for f in (*job.reports, *job.ended)
         if not (f.event.steps_on or f.event.handled) and (f.file < 0 or f.file in job.last_files)
-        and not (has_end and _is_stopped(f)) and f.event.source != again
+        and not (has_end and _is_stopped(f)) and not f.is_by(again)
     ]  # fmt: skip
     is_ended = bool(ends_alone or job.evidence.kernel)
     is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
@@ -92,7 +92,7 @@ def survived(job: JobFailures) -> Finding | None:
             ) >= _FURTHER_LINES
         )
         and id(f) not in closed
-        and not (f.went_on or f.event.handled or f.event.source == again)
+        and not (f.went_on or f.event.handled or f.is_by(again))
         and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
     ]  # fmt: skip
     how = "its rank went on after it" if (judged or is_beside) and not fatal else ""
