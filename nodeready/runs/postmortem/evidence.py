@@ -368,12 +368,11 @@ class RankFinder:
         """The rank of the only log that is named after a pod, whose name may begin with that of
         its job and end with a random suffix; None: not known.
         """
-        files = (
-            file for file in self.evidence.files
+        ranks = {
+            self.file_rank(file) for file in self.evidence.files
             if (stem := _STEM.search(file.failures.path))
             and re.search(rf"(?:^|-){re.escape(stem[1])}(?:-\w{{5}})?$", pod)
-        )  # fmt: skip
-        ranks = {self.file_rank(file) for file in files}
+        }  # fmt: skip
         return ranks.pop() if len(ranks) == 1 else None
 
     def ranks(self, failed: Iterable[int]) -> frozenset[int]:
@@ -438,7 +437,7 @@ def _ranks_of_names(
         contradicted = [key for key in with_ranks if inside[key] - {ranks[key].rank}]
         reported = [key for key in named if key in of_nodes and len(named) > 1]
         contradicted += reported
-        is_of_nodes |= bool(reported) or _is_of_nodes(named)
+        is_of_nodes |= bool(reported) or _varying(named)[0] in NODE_WORDS
         # A name says "rank"; one log may quote another one.
         is_rank = all(named_ranks(path).rank is not None for _, path in named)
         is_quoted = contradicted != with_ranks or 2 * len(contradicted) <= len(named)
@@ -474,11 +473,6 @@ def _varying(
         return "", {}
     at = varying[0]
     return columns[at][0][0].lower(), {key: numbers[at][1] for key, numbers in named.items()}
-
-
-def _is_of_nodes(named: Mapping[tuple[str, str], list[tuple[str, int]]]) -> bool:
-    """Whether names differ in the number of a node."""
-    return _varying(named)[0] in NODE_WORDS
 
 
 def _varying_numbers(
