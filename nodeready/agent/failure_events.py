@@ -994,7 +994,7 @@ class FailureReader:
             source="" if row.is_own else row.reporter,
             ranks=ranks,
             local_rank=int(groups["local"]) if "local" in groups else stream.key[2],
-            host=groups.get("host", stream.key[0]),
+            host=groups.get("host", stream.parts.get(row.reporter, {}).get("host", stream.key[0])),
             pid=int(groups.get("pid", 0)),
             code=code,
         )

@@ -376,10 +376,7 @@ class RankFinder:
         return ranks.pop() if len(ranks) == 1 else None
 
     def ranks(self, failed: Iterable[int]) -> frozenset[int]:
-        """All ranks that a log, a name of a file or a report names.
-
-        failed: of the failures
-        """
+        """All ranks that a log, a name of a file or a report names. failed: of the failures"""
         ranks = set(failed)
         for file in self.evidence.files:
             rank = self.file_rank(file)

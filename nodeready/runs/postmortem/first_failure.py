@@ -140,7 +140,7 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     evidence += [report_text(f) for f in killed[:1] if f.rank in ranks]
     process = "them" if len(ranks) > 1 else "it"
     words = {"process": "a worker of its data loader" if workers else process, "by": "the kernel"}
-    if slurm and slurm[0].is_by("cancels"):
+    if slurm and not slurm[0].event.has_phrase("kernel-kills"):
         words["by"] = reporter_of(slurm[0].event.source)["manager"]
     words["quoted"] = _quoted((*slurm[:1], *srun[:1], *workers[:1]), faults[:1], [
         f for f in killed[:1] if f.rank in ranks or not ranks
