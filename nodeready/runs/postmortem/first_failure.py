@@ -220,8 +220,11 @@ def consequence(job: JobFailures) -> Finding | None:
     # What the job itself has ended says less than a connection that broke before.
     if job.losses:
         failures = [f for f in failures if not f.event.has_phrase("by-the-job")]
-    # A launcher knows no more than that one of its ranks has ended.
-    is_quoted = all(f.is_by("is_unnamed") or f.event.has_phrase("wraps") for f in failures)
+    # A launcher knows no more than that one of its ranks has ended, and a name says less.
+    is_quoted = all(
+        f.is_by("is_unnamed") or f.event.has_phrase("wraps") or " " not in f.event.text
+        for f in failures
+    )
     is_told = all(f.event.has_phrase("no-peer") for f in job.losses)
     is_told = is_told and not any(f.event.has_phrase("died") for f in failures)
     if (job.losses and (is_quoted or is_told)) or (is_quoted and complained(job)):
