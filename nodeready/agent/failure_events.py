@@ -1015,6 +1015,8 @@ class FailureReader:
             self._add(stream, event)
         if row.aborts:
             stream.aborts.add(self.number)
+        # A shell goes on.
+        stream.announced |= {self.number} if event.has_phrase("of-a-shell") else set()
         stream.mode = "details" if row.details else "fatal" if row.stack else stream.mode
         return True
 
@@ -1198,7 +1200,10 @@ class FailureReader:
                 line for line, plain in stream.handled.items() if line not in stream.unhandled
                 if max(last_step_at, last_failed_at) > line or stream.plain - plain > 1
             }  # fmt: skip
-            overcome |= {line for line in stream.announced if last_work_at > line}
+            overcome |= {
+                line for line in stream.announced
+                if line < last_work_at and (rank is None or line < stream.last_at)
+            }  # fmt: skip
             # An event keeps the number of plain lines before it until now.
             events += [
                 replace(
