@@ -117,7 +117,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 #: What pytest writes before the lines of an error.
 _PYTEST = re.compile(r"^E {3}(?: {4})?")
 _HEADER = re.compile(
-    r"(?P<prefix>.*(?:^|[\s|:\])>]))(?:Original )?Traceback \(most recent call last\):\s*$"
+    r"(?P<prefix>.*?(?:^|[\s|:\])>]))(?:Original )?Traceback \(most recent call last\):\s*$"
 )
 _FRAME = re.compile(r'^>?\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
 #: A frame behind what a logger or a launcher writes before each line.
@@ -733,6 +733,9 @@ class FailureReader:
             # A launcher's own traceback, below the errors of its ranks.
             stream.is_chained, stream.frames = False, []
             return self._line(stream, text, rules.REPORT_ROWS)
+        # A text that only quotes a traceback, such as a model's answer, has no files.
+        is_quoted = all(path[0] == "<" for path, _, _ in stream.frames)
+        stream.announced |= {self.number} if is_quoted else set()
         self._add_exception(stream, text)
         stream.mode = "details"
         return True
@@ -752,7 +755,8 @@ class FailureReader:
         if rules.EXIT_STATUS.search(text) or any(map(rules.LAUNCHER_FILES.search, paths[-1:])):
             event = replace(event, source=LAUNCHERS_OWN)
         if not user and rules.BEFORE_RANKS.search(" ".join(call for _, _, call in stream.frames)):
-            event = replace(event, source=NOT_LAUNCHED)
+            is_again = any(e.role == rules.REPORT for e in stream.events)
+            event = replace(event, source=LAUNCHERS_OWN if is_again else NOT_LAUNCHED)
         if stream.frames and stream.frames[0][2] in _OUTERMOST:
             stream.unhandled.add(event.line)
             stream.announced |= {event.line} if stream.is_announced else set()
@@ -990,7 +994,7 @@ class FailureReader:
             source="" if row.is_own else row.reporter,
             ranks=ranks,
             local_rank=int(groups["local"]) if "local" in groups else stream.key[2],
-            host=groups.get("host", stream.key[0]),
+            host=groups.get("host", stream.parts.get(row.reporter, {}).get("host", stream.key[0])),
             pid=int(groups.get("pid", 0)),
             code=code,
         )
@@ -1011,6 +1015,8 @@ class FailureReader:
             self._add(stream, event)
         if row.aborts:
             stream.aborts.add(self.number)
+        # A shell goes on.
+        stream.announced |= {self.number} if event.has_phrase("of-a-shell") else set()
         stream.mode = "details" if row.details else "fatal" if row.stack else stream.mode
         return True
 
@@ -1194,7 +1200,10 @@ class FailureReader:
                 line for line, plain in stream.handled.items() if line not in stream.unhandled
                 if max(last_step_at, last_failed_at) > line or stream.plain - plain > 1
             }  # fmt: skip
-            overcome |= {line for line in stream.announced if last_work_at > line}
+            overcome |= {
+                line for line in stream.announced
+                if line < last_work_at and (rank is None or line < stream.last_at)
+            }  # fmt: skip
             # An event keeps the number of plain lines before it until now.
             events += [
                 replace(

@@ -69,7 +69,8 @@ _NEEDLES = (
     "NCCL", "master_", "MASTER_", "client socket", "TCP client", "_IFNAME=", "_DEVICES=",
     "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=",
     "to store for rank: ", "GLOBAL_RANK: ", "distributed init (", "world_size=",
-    "RANK=", "PROCESS_ID=", "Final app status", "state: FAILED", "FAILED (", "Exiting because ",
+    "RANK=", "'RANK'", "PROCESS_ID=", "Final app status", "state: FAILED", "FAILED (",
+    "Exiting because ",
 )  # fmt: skip
 
 

@@ -356,17 +356,27 @@ class RankFinder:
     def rank_of(self, node: str, event: FailureEvent, by_path: FileRanks) -> int | None:
         """The rank of an event whose line names none; None: not known."""
         known_rank = self.by_pid.get((_label(node), event.pid)) if event.pid else None
+        if known_rank is None and event.host and reporter_of(event.source).get("of_pods"):
+            known_rank = self._rank_of_pod(event.host)
         if known_rank is not None:
             return known_rank
         if by_path.rank is None and event.local_rank is not None:
             return self.global_rank(node, event.local_rank)
         return self._by_path(node, by_path)
 
-    def ranks(self, failed: Iterable[int]) -> frozenset[int]:
-        """All ranks that a log, a name of a file or a report names.
-
-        failed: of the failures
+    def _rank_of_pod(self, pod: str) -> int | None:
+        """The rank of the only log that is named after a pod, whose name may begin with that of
+        its job and end with a random suffix; None: not known.
         """
+        ranks = {
+            self.file_rank(file) for file in self.evidence.files
+            if (stem := _STEM.search(file.failures.path))
+            and re.search(rf"(?:^|-){re.escape(stem[1])}(?:-\w{{5}})?$", pod)
+        }  # fmt: skip
+        return ranks.pop() if len(ranks) == 1 else None
+
+    def ranks(self, failed: Iterable[int]) -> frozenset[int]:
+        """All ranks that a log, a name of a file or a report names. failed: of the failures"""
         ranks = set(failed)
         for file in self.evidence.files:
             rank = self.file_rank(file)
@@ -396,11 +406,12 @@ def _ranks_of_names(
     inside = {
         (f.node, f.failures.path): f.failures.ranks.union(
             f.failures.facts.own_ranks,
-            *(e.ranks for e in f.failures.events if e.role == REPORT or e.source),
+            *(e.ranks for e in f.failures.events
+              if e.role == REPORT or e.source not in ("", COORDINATOR)),
             (int(match[1]) for event in f.failures.events if (match := _OWN.search(event.text))),
         )
         for f in files
-    }
+    }  # fmt: skip
     #: The files in which a launcher reports another rank of its node than the first.
     of_nodes = {
         (f.node, f.failures.path)
@@ -412,14 +423,18 @@ def _ranks_of_names(
         numbers = [(word, int(digits)) for word, digits in _NUMBERS.findall(name)]
         similar_names.setdefault(_DIGITS.sub("#", name), {})[key] = numbers
     is_of_nodes = False
-    for named in similar_names.values():
+    for shape, named in similar_names.items():
         is_named = any(ranks[key] != _UNNAMED or _ROTATED.search(key[1]) for key in named)
-        ranks |= {} if is_named else _varying_numbers(named)
+        # The master of a PyTorchJob is rank 0, before its workers.
+        masters = similar_names.get(_WORKER.sub("master", shape), named)
+        masters = {} if masters is named or len(masters) > 1 else masters
+        numbered = {} if is_named else _varying_numbers(named, len(masters))
+        ranks |= numbered | (dict.fromkeys(masters, FileRanks(0, None)) if numbered else {})
         with_ranks = [key for key in named if inside[key]]
         contradicted = [key for key in with_ranks if inside[key] - {ranks[key].rank}]
         reported = [key for key in named if key in of_nodes and len(named) > 1]
         contradicted += reported
-        is_of_nodes |= bool(reported) or _is_of_nodes(named)
+        is_of_nodes |= bool(reported) or _varying(named)[0] in NODE_WORDS
         # A name says "rank"; one log may quote another one.
         is_rank = all(named_ranks(path).rank is not None for _, path in named)
         is_quoted = contradicted != with_ranks or 2 * len(contradicted) <= len(named)
@@ -457,22 +472,17 @@ def _varying(
     return columns[at][0][0].lower(), {key: numbers[at][1] for key, numbers in named.items()}
 
 
-def _is_of_nodes(named: Mapping[tuple[str, str], list[tuple[str, int]]]) -> bool:
-    """Whether names differ in the number of a node."""
-    return _varying(named)[0] in NODE_WORDS
-
-
 def _varying_numbers(
-    named: Mapping[tuple[str, str], list[tuple[str, int]]],
+    named: Mapping[tuple[str, str], list[tuple[str, int]]], first: int
 ) -> dict[tuple[str, str], FileRanks]:
-    """The ranks of names that differ in one number alone; {}: it is no rank."""
+    """The ranks of names that differ in one number alone; {}: it is no rank. first: of number 0"""
     word, values = _varying(named)
     different = set(values.values())
     if word in NODE_WORDS or different != set(range(len(different))):
         return {}
     is_global = len(different) == len(values) or len({node for node, _ in values}) == 1
     return {
-        key: FileRanks(value, None) if is_global else FileRanks(None, value)
+        key: FileRanks(value + first, None) if is_global else FileRanks(None, value)
         for key, value in values.items()
     }
 
@@ -482,4 +492,7 @@ _UNNAMED, _DIGITS = FileRanks(None, None), re.compile(r"\d+")
 _NUMBERS = re.compile(r"([A-Za-z]*)[._-]?(?<!\d)(\d{1,5})(?!\d)")
 #: The words of an error with the rank that writes them.
 _OWN = PHRASES["own-rank"]
+#: The name of a log without its end, if it has a word.
+_STEM = re.compile(r"([^/.]*[A-Za-z][^/.]*)(?:\.\w+)*$")
+_WORKER = re.compile(r"\bworker(?=-#)")
 _ROTATED = re.compile(r"\.(?:log|out|err|txt)\.\d+$")

@@ -11,13 +11,15 @@ from nodeready.agent.failure_rules import SIGNAL_NAMES, signal_of
 from nodeready.core.text import excerpt, utc_moment
 from nodeready.fleet.inventory.nodeset import fold, natural
 from nodeready.runs.postmortem.document import FirstFailure
-from nodeready.runs.postmortem.evidence import NodeFault, RankFailure, reporter_of
+from nodeready.runs.postmortem.evidence import NodeFault, RankFailure, SlurmStep, reporter_of
 from nodeready.runs.postmortem.rank_failures import JobFailures
 from nodeready.runs.stacks.document import Suspect, say
 from nodeready.runs.stacks.evidence import ranks_of
 
 #: Maximum characters of a failure in the first line; suspects in the document, and in that line.
 _MAX_TEXT, MAX_SUSPECTS, _NAMED = 400, 32, 4
+#: The sentences about an error, and about a limit.
+ERROR, ENDED_BY = "{who}: {error}", "{by} ended the job: {reason}"
 
 
 @dataclass
@@ -139,3 +141,30 @@ def kernel_lines(faults: Sequence[NodeFault]) -> list[str]:
 
 def nodes_in(failures: Iterable[RankFailure]) -> set[str]:
     return {f.node for f in failures if f.node}
+
+
+def slurm_steps(job: JobFailures, *states: str) -> tuple[list[SlurmStep], list[str]]:
+    """Slurm's steps in states that begin like these, and the lines about them."""
+    steps = [step for step in job.evidence.steps if step.state.startswith(states)]
+    return steps, [f"sacct: {step.step} {step.state}" for step in steps[:2]]
+
+
+def last_lines(job: JobFailures, ranks: set[int], maximum: int = 3) -> list[str]:
+    """The last lines of some of the ranks that belong to no failure."""
+    lines = [
+        f"its last line: {stream.last}"
+        for file in job.evidence.files
+        for stream in file.failures.streams
+        if stream.last and ranks & {job.finder.file_rank(file), stream.rank}
+    ]  # fmt: skip
+    return list(dict.fromkeys(lines))[:maximum]
+
+
+def of_kernel(
+    job: JobFailures, faults: Sequence[NodeFault], shown: Sequence[NodeFault]
+) -> Finding | None:
+    """The ranks and nodes of faults in the kernel's log. shown: the lines that are evidence"""
+    by_pid, keys = job.finder.by_pid, [(fault.node, fault.pid) for fault in faults]
+    ranks, nodes = {by_pid[key] for key in keys if key in by_pid}, {f.node for f in faults}
+    words = {"error": faults[0].text if faults else ""}
+    return Finding(ranks, nodes, kernel_lines(shown), words=words) if faults else None

@@ -34,10 +34,21 @@ def hang(job: JobFailures) -> Finding | None:
     ranks, evidence = lags[0][0] if lags else set[int](), [reason for _, reason in lags[:3]]
     if not lags:
         calls = {f.rank: f.event.call for f in (*job.lost, *job.waited) if f.event.call}
+        # The ranks of one group that wait in different calls of the same number.
+        reports = [r for file in job.evidence.files for r in file.failures.reports
+                   if r.kind == "timeout" and r.sequence is not None]  # fmt: skip
+        is_reported = not calls and len({(r.sequence, r.group) for r in reports}) == 1
+        calls = {r.rank: r.operation for r in reports} if is_reported else calls
         calls_of = {rank: call for rank, call in calls.items() if rank is not None}
-        is_known = 2 * len(calls_of) > len(job.ranks) and _PAIRWISE.isdisjoint(calls_of.values())
-        if is_known and (finding := odd_call(job, calls_of, job.waited)):
-            return replace(finding, kind=finding.kind or "timeout")
+        is_known = 2 * len(calls_of) > len(job.ranks)
+        is_known &= _PAIRWISE.isdisjoint(map(str.lower, calls_of.values()))
+        finding = odd_call(job, calls_of, job.waited) if is_known else None
+        # Of reports without the name of a group, two halves may be two groups.
+        if finding and not (is_reported and finding.kind):
+            words = {**finding.words, "error": "".join(f.event.text for f in job.waited[:1])}
+            sentence = finding.sentence + ": {error}" * bool(job.waited and not finding.kind)
+            kind = finding.kind or "timeout"
+            return replace(finding, kind=kind, sentence=sentence, words=words)
         ranks, reason = _late_ranks(job)
         evidence = [reason] if ranks else []
     # The lagging rank's own words, if it has some; what only warns says least.

@@ -46,12 +46,12 @@ def survived(job: JobFailures) -> Finding | None:
     files = job.evidence.files
     logs = [at for at in job.last_files if job.finder.file_rank(files[at]) is not None]
     own_ends = [file.failures.facts.program_finished for file in files]
-    again = "kubectl" if (all(ends[at] for at in logs) if logs else any(own_ends)) else "-"
+    again = "starts_again" if (all(ends[at] for at in logs) if logs else any(own_ends)) else ""
     # Steps go on after all failures, and nothing else reports an end.
     ends_alone = [
         f for f in (*job.reports, *job.ended)
         if not (f.event.steps_on or f.event.handled) and (f.file < 0 or f.file in job.last_files)
-        and not (has_end and _is_stopped(f)) and f.event.source != again
+        and not (has_end and _is_stopped(f)) and not f.is_by(again)
     ]  # fmt: skip
     is_ended = bool(ends_alone or job.evidence.kernel)
     is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
@@ -92,7 +92,7 @@ def survived(job: JobFailures) -> Finding | None:
             ) >= _FURTHER_LINES
         )
         and id(f) not in closed
-        and not (f.went_on or f.event.handled or f.event.source == again)
+        and not (f.went_on or f.event.handled or f.is_by(again))
         and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
     ]  # fmt: skip
     how = "its rank went on after it" if (judged or is_beside) and not fatal else ""
@@ -152,7 +152,11 @@ def _closed(
     last_s = max((s.last_s for s in well if s.last_s is not None), default=math.inf)
     return closed | {
         id(f) for f in outside
-        if well and not ends.get(f.file) and (id(f) in noise or f.event.kind == "network")
+        if well and not ends.get(f.file) and (
+            id(f) in noise or f.event.kind == "network"
+            # A log of no rank is one of what looks at the nodes.
+            or (f.rank is None and f.event.kind == "environment")
+        )
         and (f.time_s or 0.0) <= last_s + _AFTER_FAULT_S
     }  # fmt: skip
 
