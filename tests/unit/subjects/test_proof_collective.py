@@ -122,8 +122,15 @@ def replies(names: str) -> dict[Key, Any]:
     return {**found, **{(name, "proofs"): Outcome(name, Proved(USER)) for name in names}}
 
 
+def proving(of: ready.ReadyTask, observed: dict[Key, Any]) -> Any:
+    made = ready._Proving(of, lambda name, part: None)
+    made.results = observed
+    return made
+
+
 def proofs_of(of: ready.ReadyTask, observed: dict[Key, Any]) -> dict[str, Any]:
-    proved = ready._with_proofs(of, observed, {}, ready._collectives(of, observed))
+    of_job = proving(of, observed)
+    proved = of_job.with_proofs(of_job.collectives(), {}, {})
     return {node.node: node.value["proof"].collective for node in proved if node.value}
 
 
@@ -143,7 +150,7 @@ def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more():
     assert proofs_of(task(asked, names="a"), replies("a")) == {"a": ProvedCollective(1)}
     interrupted = task(asked)
     interrupted.transport.interrupted = True
-    assert ready._collectives(interrupted, replies("abc")) == {}
+    assert proving(interrupted, replies("abc")).collectives() == {}
     assert asked == []
 
 
