@@ -635,16 +635,19 @@ def torch_versions(torch: str) -> dict[str, str]:
     ``hip``), and of the package of NCCL in the same directory (``nccl``), as far as known.
 
     torch: the directory of the package; "": not found
+
+    Its source also runs on a node, in Python 3.7 (`nodeready env`).
     """
     import re
 
     versions: dict[str, str] = {}
-    with suppress(OSError), open(f"{torch}/version.py", encoding="utf-8") as file:
+    with suppress(OSError), open(f"{torch}/version.py", "rb") as file:
         pattern = r"^(__version__|cuda|hip) *(?::[^=]*)?= *['\"]([\w.+-]+)['\"]"
-        versions = dict(re.findall(pattern, file.read(4096), re.M))
-        for name in os.listdir(os.path.dirname(torch)):
-            if match := re.match(r"nvidia_nccl_cu\d+-([\d.]+)\.dist-info", name):
-                versions["nccl"] = match[1]
+        text = file.read(4096).decode("utf-8", "replace")
+        versions = dict(re.findall(pattern, text, re.M))
+        names = " ".join(os.listdir(os.path.dirname(torch)))
+        for nccl in re.findall(r"\bnvidia_nccl_cu\d+-([\d.]+)\.dist-info", names):
+            versions["nccl"] = nccl
     return versions
 
 
