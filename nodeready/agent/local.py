@@ -491,17 +491,22 @@ class Local(Transport):
 class Pipes:
     """A command on this machine as a Stream. process: leads a session, and has pipes"""
 
+    select = staticmethod(select.select)
+
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self._stdin, self._out = (
+        self.process = process
+        self.stdin, self.stdout = (
             cast("IO[bytes]", stream) for stream in (process.stdin, process.stdout)
         )
 
     def read(self, limit_s: float | None) -> bytes:
         """See Stream; None: without a limit. Raises TimeoutError, OSError."""
-        if not select.select([self._out], [], [], limit_s)[0]:
+        return self.read_from(self.stdout, limit_s)
+
+    def read_from(self, file: IO[bytes], limit_s: float | None) -> bytes:
+        if not self.select([file], [], [], limit_s)[0]:
             raise TimeoutError
-        return os.read(self._out.fileno(), READ_BYTES)
+        return os.read(file.fileno(), READ_BYTES)
 
     def write(self, data: bytes, limit_s: float | None) -> None:
         """See Stream; None: without a limit. Raises TimeoutError, OSError."""
@@ -509,15 +514,17 @@ class Pipes:
         remaining = memoryview(data)
         while remaining:
             wait = None if until is None else max(0.0, until - time.monotonic())
-            if not select.select([], [self._stdin], [], wait)[1]:
+            if not self.select([], [self.stdin], [], wait)[1]:
                 raise TimeoutError
-            remaining = remaining[os.write(self._stdin.fileno(), remaining[:PIPE_BUF]) :]
+            remaining = remaining[os.write(self.stdin.fileno(), remaining[:PIPE_BUF]) :]
 
     def close(self) -> None:
+        """End its input, and a second later the command."""
         with contextlib.suppress(OSError):
-            self._stdin.close()
-        end_session(self._process)
-        self._out.close()
+            self.stdin.close()
+        end_session(self.process)
+        with contextlib.suppress(OSError):
+            self.stdout.close()
 
 
 def piped(line: str) -> Pipes:

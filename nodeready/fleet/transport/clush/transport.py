@@ -57,7 +57,7 @@ from nodeready.fleet.transport.connectors import (
     SSH_FAILED,
     AnswerBuffer,
     OutputTooLarge,
-    SshProgram,
+    PipedProgram,
     max_received_bytes,
     reply_of,
 )
@@ -317,7 +317,7 @@ class ClushHosts(ParallelTransport):
         """Start an ssh to the node that runs this line, here or on the gateway."""
         if gateway is None:
             argv = ["ssh", *target.options, "--", target.destination, line]
-            return SshProgram(argv, separate_errors=has_errors_apart)
+            return PipedProgram(argv, separate_errors=has_errors_apart)
         user = [f"-oUser={target.user}"] if target.user else []
         argv = ["ssh", *COMMON, *user, "--", target.name, line]
         return gateway.start(argv, stdin, max_bytes, has_errors_apart)
