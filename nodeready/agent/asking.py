@@ -191,7 +191,6 @@ Outcomes = Iterator[tuple[Key, Outcome[ResultT]]]
 def exchanges_of(
     conversations: Mapping[Key, Conversation[ResultT]],
 ) -> dict[Key, Exchange[ResultT]]:
-    """An exchange for each conversation."""
     return {key: Exchange(key, conversation) for key, conversation in conversations.items()}
 
 

@@ -33,8 +33,6 @@ PROCESS, MOUNT, FILES, JOB = KINDS = ("process", "mount", "files", "job")
 
 @dataclass(frozen=True)
 class LeftoversConfig:
-    """The program's configuration."""
-
     nonce: str  # random word with which its line begins
     tag: str  # ``nodeready:RUN``, by which an interrupt finds the process
     limit_s: int = 40  # seconds after which it must have ended

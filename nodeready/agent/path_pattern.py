@@ -21,8 +21,6 @@ _WILDCARD = re.compile(r"[*?[]")
 
 @dataclass(frozen=True)
 class PathMatch:
-    """A path that matches."""
-
     shown: str  # in the pattern's spelling
     real: str  # without links
     # of links in the path that are not root's; the path is used with the owner's rights

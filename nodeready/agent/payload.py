@@ -180,8 +180,6 @@ def _modules(main: str) -> tuple[str, frozenset[str]]:
 
 
 class Program(NamedTuple):
-    """A program for a node."""
-
     script: str  # the POSIX sh text that finds a Python there and starts it
     text: str  # the program, which the script's Python reads first from its file descriptor
 

@@ -83,8 +83,6 @@ def user_name(uid: int) -> str:
 
 @dataclass(frozen=True)
 class Listener:
-    """A TCP socket that listens."""
-
     address: str
     port: int
     uid: int
@@ -190,7 +188,6 @@ class MountTable:
 
 
 def own_mounts() -> MountTable:
-    """The mounts that this process sees."""
     with open(TABLE, encoding="utf-8", errors="surrogateescape") as file:
         return MountTable(parse_mounts(file.read()))
 

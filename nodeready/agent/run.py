@@ -1286,7 +1286,6 @@ class RankSupervisor:
 
 
 def _copy_terminal_size(source: int, target: int) -> None:
-    """Give the source terminal the size of the target terminal."""
     with suppress(OSError):
         size = fcntl.ioctl(target, termios.TIOCGWINSZ, b"\0" * 8)
         fcntl.ioctl(source, termios.TIOCSWINSZ, size)
@@ -1357,7 +1356,6 @@ def arguments(words: Sequence[str] | None = None) -> Any:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command. Returns its exit status."""
     return RankSupervisor(arguments(words)).run()
 
 

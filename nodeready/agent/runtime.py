@@ -202,8 +202,6 @@ _PRELOAD = re.compile(r"^ERROR: ld\.so: object '.*\n?", re.M)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a tool ended."""
-
     rc: int | None  # its exit status, negative for a signal; None: it reached its limit
     out: str
     err: str
@@ -218,14 +216,11 @@ class Ended:
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a process."""
-
     state: str  # its letter in /proc/PID/stat; "": the process has ended
     tracer: int  # the pid of its tracer; 0: none
 
 
 def status(pid: int) -> Status:
-    """The state of a process, from /proc."""
     try:
         values = proc.status_fields(f"/proc/{pid}/status")
     except OSError:

@@ -44,8 +44,6 @@ MAX_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class TailConfig:
-    """The program's configuration."""
-
     nonce: str  # random word with which its line begins
     tag: str  # ``nodeready:RUN``, by which an interrupt finds the process
     # an absolute path, or a path that begins with ``~/``; with ``*``, ``?``, ``[...]`` and ``**``

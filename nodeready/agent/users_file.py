@@ -62,8 +62,6 @@ def special_kind(mode: int) -> str:
 
 @dataclass(frozen=True)
 class Rights:
-    """The rights of a user, from `rights_of`."""
-
     uid: int
     gid: int
     groups: tuple[int, ...]
@@ -172,8 +170,6 @@ def confine(memory_bytes: int, cpu_s: int, file_bytes: int = 0, *, executes: boo
 
 @dataclass(frozen=True)
 class Resolved:
-    """The target of a path."""
-
     path: str  # absolute, and without links
     owner: int | None = None  # of the followed links that are not root's; None: no such link
 

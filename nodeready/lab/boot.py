@@ -249,7 +249,6 @@ class StartingNode:
 
 
 def report(**line: Any) -> None:
-    """Answer the caller."""
     print(json.dumps(line), flush=True)
 
 
@@ -354,7 +353,6 @@ def start_batch(directory: str, switch: int, specs: list[Spec]) -> dict[str, int
 
 
 def last_log_line(directory: str, name: str) -> str:
-    """The last line of a node's log."""
     log = Path(directory, "fs", "nodes", name, "log").read_text(errors="replace")
     return (log.strip() or "it said nothing").splitlines()[-1]
 

@@ -52,7 +52,6 @@ class LabNode:
 
     @property
     def alive(self) -> bool:
-        """Whether its process 1 lives."""
         return is_alive(self._state)
 
     @property

@@ -34,8 +34,6 @@ def read_toml(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class File:
-    """The content of a file of the node, and its mode."""
-
     content: str
     mode: int = 0o644
 
@@ -54,8 +52,6 @@ Tree = Mapping[str, "str | Link"]
 
 @dataclass(frozen=True)
 class Hardware:
-    """The hardware of a kind of node."""
-
     # directory of /sys or /proc -> its content, which hides this machine's
     trees: Mapping[str, Tree] = field(default_factory=dict)
     # absolute path -> file, laid over the node's root

@@ -90,7 +90,6 @@ class Image:
             path_in_layer.symlink_to(target)
 
     def tree(self, path: str, tree: Tree) -> None:
-        """A directory with this content."""
         self.directory(path)
         for name, content in tree.items():
             if isinstance(content, Link):
@@ -211,7 +210,6 @@ class Key:
 
 
 def new_key(comment: str) -> Key:
-    """A fresh key pair."""
     # This import takes longer than all of `nodeready lab status`.
     from cryptography.hazmat.primitives import serialization as s
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

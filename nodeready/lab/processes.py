@@ -201,7 +201,6 @@ def boot(lab: LabState, specs: list[dict[str, Any]]) -> Generator[dict[str, Any]
 
 
 def encoded(item: Content) -> tuple[bytes, int]:
-    """The bytes and the mode of a file."""
     content, mode = item if isinstance(item, tuple) else (item, 0o644)
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     return data, mode

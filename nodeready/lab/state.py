@@ -136,7 +136,6 @@ def write(path: Path, content: str, mode: int = 0o644) -> None:
 
 
 def boot_id() -> str:
-    """The id of this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -192,8 +192,6 @@ _NO_TMPFILE_ERRORS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL
 
 @dataclass(frozen=True)
 class AttachConfig:
-    """The program's configuration."""
-
     nonce: str
     tag: str
     limit_s: int

@@ -261,8 +261,6 @@ def _answer(place: CorePlace, since_s: float) -> Any:
 
 @dataclass(frozen=True)
 class CoresConfig:
-    """The program's configuration."""
-
     nonce: str  # random word with which each of its lines begins
     tag: str  # ``nodeready:RUN``
     limit_s: int  # seconds after which it must have ended

@@ -68,8 +68,6 @@ class DrainError(Exception):
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """A node in Slurm."""
-
     states: tuple[str, ...]  # the words of its state (IDLE, DRAIN)
     reason: str  # or ""
     since: str = ""  # the time that slurmctld gave the reason, 2026-11-21T01:00:00 in UTC, or ""

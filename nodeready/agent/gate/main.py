@@ -18,8 +18,6 @@ from nodeready.core.policy import PolicyError
 
 
 class PyzCommand(NamedTuple):
-    """One command of the program."""
-
     about: str  # what the command is for
     module: str  # the command's module in this room, imported when the command is used
     run: str  # the module's function ``(policy, options) -> exit code``
@@ -133,7 +131,6 @@ def _run(words: list[str]) -> int:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code."""
     exit_codes.handle_signals(_terminate)
     try:
         return _run(sys.argv[1:] if words is None else words)

@@ -265,7 +265,6 @@ def addresses_in(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
 
 
 def local_addresses() -> tuple[str, ...]:
-    """This node's addresses."""
     return addresses_in(kernel_text("/proc/net/fib_trie"), kernel_text("/proc/net/if_inet6"))
 
 

@@ -410,7 +410,6 @@ class _SessionRows:
         self.start = (_BEGIN_S, lambda: "user" in self._rows)
 
     def add(self, text: str) -> None:
-        """Parse a line of the program's output."""
         with contextlib.suppress(wire.DecodeError):
             for kind, data in wire.lines(f"{text}\n", self.config.nonce):
                 if kind in self._kinds and kind not in self._rows:

@@ -66,8 +66,6 @@ def _engine(
 
 @dataclass(frozen=True)
 class TorchHello:
-    """The job's Python and its PyTorch."""
-
     torch: wire.Name  # its version
     library: wire.Name  # as in `Engine`; "": not known
     nccl: wire.Line  # why NCCL cannot be used; "": it can
@@ -314,8 +312,6 @@ _FAILURE = re.compile(r"Test (?:NCCL|CUDA) failure \S+ '(.*?)(?: / )?'", re.S)
 
 @dataclass(frozen=True)
 class Performance:
-    """The result of a run of all_reduce_perf."""
-
     version: str  # of the program, such as ``NCCL 2.28.8``; "" if it is not printed
     library: str  # likewise
     is_complete: bool  # the run came to its end, and has checked its results
@@ -514,6 +510,5 @@ class Engines:
         return self._python.process.pid if self._python is not None else None
 
     def close(self) -> None:
-        """End the job's Python."""
         if self._python is not None:
             self._python.stop()

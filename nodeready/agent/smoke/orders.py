@@ -28,8 +28,6 @@ PHASES = (
 
 @dataclass(frozen=True)
 class SmokeConfig:
-    """The configuration of the program."""
-
     nonce: str
     tag: str
     user: str = ""  # the user of the ranks; "": the user who logs in
@@ -43,7 +41,6 @@ class SmokeConfig:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables of the job, by name."""
         return dict(word.split("=", 1) for word in self.environment if "=" in word)
 
 
@@ -161,8 +158,6 @@ class RankNetwork:
 
 @dataclass(frozen=True)
 class RankResult:
-    """The result of one rank."""
-
     rank: wire.Count
     phase: wire.Name  # the last phase, of `PHASES`; ``done``: the rank came to its end
     mismatch: wire.Line  # how a result differs from the expected result; "": all are right

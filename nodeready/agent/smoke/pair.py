@@ -47,7 +47,6 @@ class SmokeListeners(mesh.MeshListeners):
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """The ports on which we listen now."""
         return tuple(sorted(self.sockets))
 
     def lend(self, port: int) -> None:
@@ -147,12 +146,10 @@ class Deadline:
                 return False
 
     def pause(self, seconds: float) -> None:
-        """Wait for these seconds."""
         self._stop.wait(seconds)
         self.check()
 
     def join(self, thread: threading.Thread, seconds: float) -> None:
-        """Wait for the thread, at most these seconds."""
         until = time.monotonic() + seconds
         while thread.is_alive() and time.monotonic() < until:
             self.check()

@@ -109,7 +109,6 @@ def main(config: orders.SmokeConfig, *, inside: bool = False) -> None:
 
 
 def _input_lines() -> Iterator[str]:
-    """The complete lines of the standard input."""
     # A profile may have closed it: then Python has no sys.stdin.
     with open(0, "rb", closefd=False) as file:
         for row in file:
@@ -171,7 +170,6 @@ class _SessionPart(_ProgramPart):
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def begin(self) -> None:
-        """Start, without waiting."""
         user = self.config.user
         try:
             pwd.getpwnam(user)
@@ -180,7 +178,6 @@ class _SessionPart(_ProgramPart):
         self._thread.start()
 
     def take(self, order: _Work | orders.EndOrder) -> None:
-        """Pass an order in."""
         if not isinstance(order, orders.EndOrder):
             self._pending[order.number] = order
         self._orders.put(f"{orders.line(order)}\n")
@@ -271,7 +268,6 @@ class _NodePart(_ProgramPart):
         self._lent: set[int] = set()
 
     def begin(self) -> None:
-        """Start, without waiting."""
         login, user = user_name(os.geteuid()), self.config.user
         if user not in ("", login):
             try:

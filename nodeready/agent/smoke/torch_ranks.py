@@ -89,7 +89,6 @@ def last_line(text: str) -> str:
 
 
 def error_line(problem: BaseException) -> str:
-    """An exception in one line."""
     message = last_line(str(problem))
     if isinstance(problem, (RuntimeError, ImportError, OSError)) and message:
         return message
@@ -565,7 +564,6 @@ def shared_memory_files(pid: int) -> list[str]:
 
 
 def remove_files(files: list[str]) -> None:
-    """Remove these files; missing files are ignored."""
     for path in set(files):
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -625,7 +623,6 @@ class RankProcess:
         return ""
 
     def read_messages(self) -> None:
-        """Read the rank's messages and its output."""
         for number, name in ((self.log, "output"), (self.messages_end, "buffer")):
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -668,7 +665,6 @@ class RankProcess:
         remove_files(self.files)
 
     def answer(self) -> dict[str, Any]:
-        """The rank's result."""
         report = self.report
         error = "" if report["phase"] == "done" else self.failure()
         return {

@@ -52,8 +52,6 @@ _SYSFS_IB = "/sys/class/infiniband"
 
 @dataclass(frozen=True)
 class MotionConfig:
-    """The ranks to probe."""
-
     nonce: str  # as of every program that is sent to a node (`nodeready.agent.payload`)
     tag: str  # likewise
     limit_s: int  # likewise
@@ -345,5 +343,4 @@ def _ports() -> list[int | None]:
 
 
 def kinds() -> Mapping[str, type]:
-    """The rows of an answer."""
     return {"motion": Motion, "ports": PortBytes, "found": MotionEnd}

@@ -33,8 +33,6 @@ STATES = ("", "init", "ready", "aborted", "ended")
 
 @dataclass(frozen=True)
 class NcclError:
-    """A line with an error."""
-
     key: str  # of `nccl_errors.ERRORS`
     text: str  # the line without its prefix
     peer: str = ""  # the address or name of the peer that the line names; "": none
@@ -79,8 +77,6 @@ class NcclRank:
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What a log says."""
-
     ranks: tuple[NcclRank, ...] = ()  # by host, process and device, in the order of the ranks
     # of lines that name no process, such as PyTorch's and gloo's
     errors: tuple[NcclError, ...] = ()
@@ -398,7 +394,6 @@ class _LogReader:
             yield self._described(NcclRank(rank, size, host, pid, device, state=state), facts)
 
     def _described(self, rank: NcclRank, facts: _ProcessFacts) -> NcclRank:
-        """The rank with its facts."""
         texts = facts.texts
         network = _network(facts)
         gdr = facts.gdr

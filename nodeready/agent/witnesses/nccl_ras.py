@@ -63,8 +63,6 @@ class Member:
 
 @dataclass(frozen=True)
 class Communicator:
-    """One communicator."""
-
     hash: str
     size: int  # the number of ranks that it should have
     # members that are missing, have a problem or deviate from the usual counts come first; the
@@ -76,8 +74,6 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Ras:
-    """The answer of the port."""
-
     absent: str = ""  # why there is no answer, one line; "": there is an answer
     version: str = ""  # of NCCL
     timeouts: int = 0  # peers that did not answer the port's own query
@@ -278,7 +274,6 @@ class _RasSection:
         self.usual: dict[str, tuple[int, int]] = {}
 
     def line(self, row: str, dead: set[tuple[str, int]]) -> None:
-        """Take one more line."""
         if counts := _OPERATIONS.fullmatch(row):
             self.operation, self.several = counts[1].strip(), ""
         elif rank := _RANK.fullmatch(row):

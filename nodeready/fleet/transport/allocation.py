@@ -50,8 +50,6 @@ class SrunError(TransportUnavailable):
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A running job."""
-
     number: str  # Slurm's SLURM_JOB_ID; "": no node could be allocated
     nodes: tuple[str, ...]
     # requested node -> why the job does not have it

@@ -81,8 +81,6 @@ _WRAPPING_ARGUMENTS = ("_env", "_chdir", "_sudo", "_su_user", "_doas", "_dzdo")
 
 @dataclass(frozen=True)
 class HostRights:
-    """How commands get their rights on a node."""
-
     sudo: bool  # nodeready itself calls sudo, to root
     password: str  # of that sudo; "": none
     arguments: dict[str, Any]  # pyinfra's, for any other method
@@ -122,8 +120,6 @@ def wrap_command(host: Host, command: str, arguments: dict[str, Any]) -> str:
 
 
 class ParallelTransport(Transport):
-    """Holds each conversation in a greenlet."""
-
     @abstractmethod
     def holders(
         self, exchanges: Mapping[Key, Exchange[ResultT]]
