@@ -366,8 +366,7 @@ def lock_holder() -> str:
     return f"{getpass.getuser()}@{os.uname().nodename}"
 
 
-#: Seconds that a command has on a node beyond the program's own limit.
-MARGIN_S = 2
+MARGIN_S = 2  # seconds that a command has on a node beyond the program's own limit
 
 
 def new_nonce() -> str:

@@ -227,8 +227,7 @@ _OVER = frozenset(
         *("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
     )
 )
-#: Slurm waits for the last processes and the epilog of a job.
-_ENDING = "COMPLETING"
+_ENDING = "COMPLETING"  # Slurm waits for the last processes and the epilog of a job
 
 
 @dataclass(frozen=True)
@@ -332,8 +331,7 @@ def _believed_job(row: Leftover, jobs: Mapping[str, SlurmJob]) -> str:
 
 # --- The end of processes.
 
-#: Seconds between TERM and KILL, and from KILL on.
-_TERM_S, _KILL_S = 8.0, 4.0
+_TERM_S, _KILL_S = 8.0, 4.0  # seconds between TERM and KILL, and from KILL on
 
 
 def end(targets: Collection[tuple[int, float]]) -> None:

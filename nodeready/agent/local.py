@@ -102,12 +102,9 @@ _LINE_BYTES = 256 << 10
 _ALL_BYTES = 16 << 20
 #: Kept bytes of the lines without the mark, which may have the reason why the script ended.
 _NOISE_BYTES = 4 << 10
-#: Maximum bytes of one read.
-READ_BYTES = 64 << 10
-#: Seconds for the last output of a script that takes no more input.
-_LAST_S = 2.0
-#: Maximum seconds to send a line, or to open a channel.
-SEND_S = 15.0
+READ_BYTES = 64 << 10  # maximum bytes of one read
+_LAST_S = 2.0  # seconds for the last output of a script that takes no more input
+SEND_S = 15.0  # maximum seconds to send a line, or to open a channel
 
 
 class Stream(Protocol):
@@ -237,8 +234,7 @@ class LineChannel(NodeChannel):
 
 # --- The transport.
 
-#: Seconds from a TERM to a KILL.
-PATIENCE_S = 2.0
+PATIENCE_S = 2.0  # seconds from a TERM to a KILL
 #: A prolog of Slurm's has no PATH.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -48,8 +48,7 @@ from typing import Any
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 #: The launchers' variables for the number of restarts.
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-#: Maximum bytes of a line; a longer line becomes several lines.
-MAX_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 20  # maximum bytes of a line; a longer line becomes several lines
 #: Seconds until an unfinished line is written; until the next state of a progress bar is written
 #: to a file; of silence, and in total, until the pipe of an ended child is given up, if one of the
 #: child's own children keeps the pipe open.
@@ -469,8 +468,7 @@ class SignalProbe:
     there (/proc/PID/status, ShdPnd: proc(5)). Without a probe, every signal is forwarded.
     """
 
-    #: Seconds for a sender that signals one process after another.
-    _DELIVERY_S = 0.05
+    _DELIVERY_S = 0.05  # seconds for a sender that signals one process after another
 
     def __init__(self) -> None:
         self._child: Any = None

@@ -97,8 +97,7 @@ def end_all(pids: set[int]) -> None:
                 send_signal(pid, processes[pid][2])
 
 
-#: The last word to the watchdog, from a program that ends by itself.
-_OVER = "over"
+_OVER = "over"  # the last word to the watchdog, from a program that ends by itself
 
 
 class Watchdog:
@@ -171,8 +170,7 @@ KEPT_BYTES = 256 * 1024
 #: Seconds for a program that starts while everything ends; it takes milliseconds.
 _STARTING_S = 1.0
 
-#: The frame that a stack of a canary must show.
-FRAME = "nodeready_canary"
+FRAME = "nodeready_canary"  # the frame that a stack of a canary must show
 
 # A canary answers each byte of a pipe that only we hold, so it ends when we end. The kernel kills
 # a stopped canary then (PR_SET_PDEATHSIG). No canary lives longer than its alarm.

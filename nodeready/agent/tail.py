@@ -38,8 +38,7 @@ from nodeready.core import wire
 
 # --- The program's configuration, and its answer.
 
-#: Maximum bytes at the end of a file that are read.
-MAX_BYTES = 256 * 1024
+MAX_BYTES = 256 * 1024  # maximum bytes at the end of a file that are read
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,7 @@ class NodeTail:
 #: Bytes of a line in which the watchdog's words are searched.
 _MAX_LINE_BYTES = 4096
 _PACKED = (".gz", ".xz", ".bz2", ".zst", ".lz4", ".zip")
-# Maximum bytes of memory of the fork.
-_MAX_MEMORY = 1 << 30
+_MAX_MEMORY = 1 << 30  # maximum bytes of memory of the fork
 
 
 def _last_rows(rows: list[bytes]) -> list[bytes]:

@@ -26,10 +26,8 @@ from typing import Protocol, TypeVar
 
 from nodeready.agent.proc import status_fields
 
-#: Maximum links in a path (Linux: MAXSYMLINKS).
-_MAX_LINKS = 40
-#: The user who reads files that root has opened.
-NOBODY = 65534
+_MAX_LINKS = 40  # maximum links in a path (Linux: MAXSYMLINKS)
+NOBODY = 65534  # the user who reads files that root has opened
 #: Flags to read a file that a user may have exchanged for a FIFO or a terminal.
 READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -215,8 +213,7 @@ def follow(directory: Resolved, name: str, touch: Callable[[str], None] | None =
     return Resolved(path, owner)
 
 
-#: The root directory.
-ROOT = Resolved("/")
+ROOT = Resolved("/")  # the root directory
 
 
 def linked_status(place: Resolved) -> os.stat_result:

@@ -23,8 +23,7 @@ from nodeready.lab.state import LabError
 
 # --- A fault as data.
 
-#: All profiles.
-ALL = tuple(PROFILES)
+ALL = tuple(PROFILES)  # all profiles
 
 #: Group of faults, in the order of faults.toml -> its title, and the profiles of its faults that
 #: name none.

@@ -114,8 +114,7 @@ def end(pid: int, wait_s: float = DEATH_S) -> None:
 # The content of a file of a node: text, bytes, or either with its mode.
 Content = str | bytes | tuple[str | bytes, int]
 Files = Mapping[str, Content]
-# The helper's standard error, in the lab's directory.
-LOG = "boot.log"
+LOG = "boot.log"  # the helper's standard error, in the lab's directory
 
 
 def spec(index: int, node: NodeState, files: Files, gone: Sequence[str] = ()) -> dict[str, Any]:

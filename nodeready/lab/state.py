@@ -37,8 +37,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 # A user who can read a directory could hold its lock; its files have their own modes.
 _MODE = 0o711
 
-# 256 nodes start in this time on a slow machine.
-LOCK_S = 120.0
+LOCK_S = 120.0  # 256 nodes start in this time on a slow machine
 
 
 @dataclass

@@ -32,8 +32,7 @@ _AT_ENTRY, _AT_EXECFN = 9, 31
 #: Maximum mapped files: Linux allows 65530 mappings, and one file has several.
 _FILES = 65_536
 _BUILD_ID = 3
-#: The longest path of Linux (PATH_MAX).
-_PATH_BYTES = 4096
+_PATH_BYTES = 4096  # the longest path of Linux (PATH_MAX)
 
 
 class NoCore(ValueError):
@@ -194,10 +193,8 @@ def build_id(image: bytes) -> str:
 
 # --- The open file.
 
-#: Maximum bytes of notes: each thread has 3 to 11 kB.
-_NOTES_BYTES = 16 << 20
-#: The first bytes of an ELF file, which contain its build id.
-_IMAGE_BYTES = 4096
+_NOTES_BYTES = 16 << 20  # maximum bytes of notes: each thread has 3 to 11 kB
+_IMAGE_BYTES = 4096  # the first bytes of an ELF file, which contain its build id
 #: Bytes before AT_EXECFN's string in which the environment is searched.
 _STACK_BYTES = 256 << 10
 _KEPT = re.compile(

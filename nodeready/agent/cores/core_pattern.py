@@ -102,8 +102,7 @@ _MAX_DIRECTORIES = 1000
 _COMPRESSED = re.compile(r"\.(?:zst|lz4|xz)\Z")
 # A specifier in a marked path (`CorePlace._parts`): \x01 and its letter.
 _MARK = re.compile("\x01(.)")
-# Specifiers whose values are numbers.
-_NUMBERS = frozenset("cCdFgiIpPstu")
+_NUMBERS = frozenset("cCdFgiIpPstu")  # specifiers whose values are numbers
 #: Maximum characters of a thread's name and of a host's name.
 _MAX_LENGTHS = {"e": 64, "h": 64}
 

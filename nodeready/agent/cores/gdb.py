@@ -165,12 +165,9 @@ def memory_reader_command(
 
 # --- gdb on a core.
 
-#: Seconds for one core.
-LIMIT_S = 60
-#: Maximum frames of a thread, and threads, in a backtrace.
-FRAMES, THREADS = 200, 500
-#: Maximum bytes of gdb's output that are kept.
-TEXT = 1 << 20
+LIMIT_S = 60  # seconds for one core
+FRAMES, THREADS = 200, 500  # maximum frames of a thread, and threads, in a backtrace
+TEXT = 1 << 20  # maximum bytes of gdb's output that are kept
 #: The headings in gdb's output, by which `nodeready.runs.cores` reads it.
 CRASHED, EVERY, PYTHON = "== the thread of the signal", "== every thread", "== Python"
 

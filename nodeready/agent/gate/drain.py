@@ -362,8 +362,7 @@ def keep_hold(hold: Hold | None) -> None:
 SCHEMA = "nodeready.agent-incident/1"
 #: The incidents of this node. Each is a directory named by its time, so the oldest sorts first.
 INCIDENTS = "/var/lib/nodeready/incidents"
-#: Incidents that are oldest_first.
-MAX_INCIDENTS = 5
+MAX_INCIDENTS = 5  # incidents that are oldest_first
 #: Seconds to keep an incident, and the part of them for the stacks. The job still runs: where it
 #: uses every core, the lowest priority leaves a few hundredths of one.
 LIMIT_S, STACKS_S = 40, 30

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 
 #: The subjects that a node observes of itself.
 LOCAL_SUBJECTS = tuple(name for name in LOOKED_AT if SUBJECTS[name].judged_on_node)
-#: Seconds for an audit without `--timeout`.
-LIMIT_S = 60
+LIMIT_S = 60  # seconds for an audit without `--timeout`
 #: Seconds at the end of a limit for checks and reports, at most a fourth of the limit.
 _RESERVE_S = 1.0
 #: Seconds between the limit of a section and that of the snapshot. No network delays the answer,
@@ -185,10 +184,8 @@ def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
     return [not_judged if result.check == _CHECK else result for result in results]
 
 
-#: The site's policy on this node.
-PATH = "/etc/nodeready/policy.json"
-#: Where the bundle has its policy, beside this module.
-EMBEDDED = "policy.json"
+PATH = "/etc/nodeready/policy.json"  # the site's policy on this node
+EMBEDDED = "policy.json"  # where the bundle has its policy, beside this module
 
 
 def load(file: str | None = None) -> Policy:

@@ -37,8 +37,7 @@ from nodeready.subjects.proof.facts import Busy, ProofConfig
 
 #: Seconds after which a busy port is tried once more: a connection that ends may hold it.
 _AGAIN_S = 0.5
-#: Maximum seconds of a connection that is not welcome.
-OPEN_S = 5.0
+OPEN_S = 5.0  # maximum seconds of a connection that is not welcome
 #: The queue of a listener. A connection that finds it full tries again after a second, and looks
 #: slow.
 _BACKLOG = 1024

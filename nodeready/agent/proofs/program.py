@@ -41,20 +41,16 @@ from nodeready.subjects.proof import facts
 
 # --- The proof that ssh and pdsh work from this node to its peers, in the user's own session.
 
-#: Seconds for a connection, up to the banner of the peer's sshd.
-CONNECT_S = 5
+CONNECT_S = 5  # seconds for a connection, up to the banner of the peer's sshd
 #: Seconds for a login and its command: PAM, a name service, a home directory on the network.
 _COMMAND_S = 10
-#: Maximum handshakes at once: each costs both nodes about 100 ms of CPU.
-AT_ONCE = 4
-# Not `hostname`, which prints the same: minimal images lack it.
-_COMMAND = "uname -n"
+AT_ONCE = 4  # maximum handshakes at once: each costs both nodes about 100 ms of CPU
+_COMMAND = "uname -n"  # not `hostname`, which prints the same: minimal images lack it
 # A shared connection proves nothing about the next connection, and its master would stay.
 _OPTIONS = ("BatchMode=yes", f"ConnectTimeout={CONNECT_S}", "ControlPath=none")
 # pdsh gives brackets, commas, colons and a leading - / ^ @ a special meaning.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-#: Characters of an error that are kept.
-_KEPT = 2000
+_KEPT = 2000  # characters of an error that are kept
 #: The system's configuration of ssh; with -F, ssh does not read the user's configuration.
 _SYSTEM = "/etc/ssh/ssh_config" if os.path.exists("/etc/ssh/ssh_config") else "none"
 _MAX_OPTIONS = 8
@@ -211,8 +207,7 @@ def _pdsh(
 
 # --- The remote command of pdsh in a person's shell.
 
-#: Seconds for a shell to start, with the user's start-up files.
-_SHELL_S = 6
+_SHELL_S = 6  # seconds for a shell to start, with the user's start-up files
 #: Kind of shell -> its option. csh does not accept -l with -c.
 _SHELLS = {"login": "-l", "interactive": "-i"}
 _POSIX = ("sh", "bash", "dash", "ash", "ksh", "ksh93", "mksh", "zsh")

@@ -32,8 +32,7 @@ _TOOL = "ib_write_bw"
 _WORDS = ("-D", "3", "-f", "1", "-s", "1048576", "-F", "--report_gbits")
 #: Seconds for a server until it listens, and for a client: it connects, writes, and disconnects.
 SERVE_S, MEASURE_S = 10.0, 12.0
-#: Maximum ports of a node.
-_MAX_PORTS = 16
+_MAX_PORTS = 16  # maximum ports of a node
 
 
 @dataclass(frozen=True)

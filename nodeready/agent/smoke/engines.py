@@ -124,8 +124,7 @@ _BOOT = (
 _IMPORT_S, _IMPORT_SHARE = 90.0, 0.5
 #: Seconds after a test's limit in which the job's Python must answer; then it is killed.
 _GRACE_S = 0.6
-#: Bytes of a line that are kept.
-_OUTPUT = 1 << 20
+_OUTPUT = 1 << 20  # bytes of a line that are kept
 
 
 class _TorchProcess:

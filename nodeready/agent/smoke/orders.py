@@ -172,8 +172,7 @@ class RankResult:
         return self.phase == "done" and not self.mismatch and not self.error
 
 
-#: Maximum characters of a rank's error.
-MAX_ERROR = 300
+MAX_ERROR = 300  # maximum characters of a rank's error
 
 
 def failed_ranks(order: CollectiveOrder, phase: str, message: str) -> tuple[RankResult, ...]:

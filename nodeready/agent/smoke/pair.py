@@ -25,10 +25,8 @@ from nodeready.agent.resolver import resolve
 from nodeready.agent.smoke.orders import PairAnswer, PairOrder, SmokePeer
 
 WELCOME = b"+"
-#: Bytes of one read.
-_READ = 256 * 1024
-#: Seconds without data after which an echo is closed.
-_IDLE_S = 10.0
+_READ = 256 * 1024  # bytes of one read
+_IDLE_S = 10.0  # seconds without data after which an echo is closed
 
 
 def listener_mark(token: str) -> bytes:
@@ -98,21 +96,16 @@ class SmokeListeners(mesh.MeshListeners):
 
 # --- The path to one other node: its name, its ports, and data there and back.
 
-#: Bytes of a small message, which fits into one packet for any MTU.
-_SMALL = 1024
-#: Bytes that are sent or received at once.
-_BLOCK = 64 * 1024
-#: A peer that sends no byte for these seconds is given up.
-SILENT_S = 3.0
+_SMALL = 1024  # bytes of a small message, which fits into one packet for any MTU
+_BLOCK = 64 * 1024  # bytes that are sent or received at once
+SILENT_S = 3.0  # A peer that sends no byte for these seconds is given up
 #: Minimum seconds before a path is called slow.
 SLOW_S = 2.0
 _ECHOES = 50
-#: Seconds in which the large message is repeated: the best time counts.
-_REPEAT_S = 0.05
+_REPEAT_S = 0.05  # seconds in which the large message is repeated: the best time counts
 #: Seconds for a connection: two lost packets of its handshake can be sent again.
 _CONNECT_S = 3.5
-#: Seconds until the end of a test from outside is noticed.
-_SLICE_S = 0.2
+_SLICE_S = 0.2  # seconds until the end of a test from outside is noticed
 
 
 class TestOver(Exception):

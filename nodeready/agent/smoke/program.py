@@ -40,20 +40,16 @@ from nodeready.core import wire
 from nodeready.subjects.environment_table import EnvironmentFacts
 from nodeready.subjects.proof.facts import Busy
 
-#: Seconds from a login to our program.
-_LOGIN_S = 20
-#: Seconds for the facts that decide about the job's variables.
-_ENVIRONMENT_S = 3.0
+_LOGIN_S = 20  # seconds from a login to our program
+_ENVIRONMENT_S = 3.0  # seconds for the facts that decide about the job's variables
 #: Messages of the kernel and of PyTorch for a port that another process has (EADDRINUSE).
 _IN_USE = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 98\b")
-#: Seconds for a rank's port to become free.
-_TAKE_S = 0.3
+_TAKE_S = 0.3  # seconds for a rank's port to become free
 #: Seconds for the session to end by itself, with its logout by PAM, before it is killed.
 _LEAVE_S = 1.0
 #: A session's program ends this number of seconds before the program that started it.
 _SOONER_S = 2
-#: The maximum of a test's limit.
-_MAX_LIMIT_S = 24 * 3600
+_MAX_LIMIT_S = 24 * 3600  # the maximum of a test's limit
 #: Maximum characters of an answer: the ranks of a node, each with an error.
 _LONGEST = 128 << 10
 

@@ -40,22 +40,19 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: Seconds before the end of a test at which its ranks are killed.
-KILL_S = 0.3
+KILL_S = 0.3  # seconds before the end of a test at which its ranks are killed
 #: Seconds for the remaining ranks of this node when one rank has failed.
 AFTER_FAILURE_S = 2.0
 #: Maximum seconds for a killed process to end, unless it hangs in the kernel.
 REAP_S = 0.6
-#: Seconds for the driver to count its GPUs.
-COUNT_S = 25.0
+COUNT_S = 25.0  # seconds for the driver to count its GPUs
 #: Seconds by which the store's time-out is shorter than the test, so that a rank can report
 #: missing ranks.
 STORE_S = 1.0
 #: Seconds within which our listener sends its mark; seconds for one connection to the store;
 #: seconds between two of them, so that thousands of ranks are no flood.
 SILENT_S, CONNECT_S, AGAIN_S = 0.05, 3.0, 0.1
-#: Fraction of the test's time for the repetitions of the large all_reduce.
-SHARE = 0.2
+SHARE = 0.2  # fraction of the test's time for the repetitions of the large all_reduce
 #: Maximum repetitions of the large all_reduce; repetitions of the small one.
 REPETITIONS, LATENCIES = 5, 5
 #: Maximum characters of an error; bytes of a rank's output that are kept.

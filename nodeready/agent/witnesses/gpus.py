@@ -172,8 +172,7 @@ def _nvidia(
     return gpus
 
 
-#: Maximum processes listed of one GPU.
-_MAX_PIDS = 64
+_MAX_PIDS = 64  # maximum processes listed of one GPU
 
 
 def _pick_pids(pids: Iterable[int], job_pids: frozenset[int]) -> tuple[int, ...]:

@@ -23,8 +23,7 @@ _PATH = (
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/rocm/bin"
     ":/usr/local/nvidia/bin"
 )
-#: Maximum bytes of a tool's output; the last ones are kept.
-_MAX_OUTPUT_BYTES = 8 << 20
+_MAX_OUTPUT_BYTES = 8 << 20  # maximum bytes of a tool's output; the last ones are kept
 
 
 def tool_path(name: str) -> str:
@@ -98,8 +97,7 @@ class LogUnreadable(Exception):
 #: Maximum messages, and maximum messages of one kind and shape.
 _MAX_MESSAGES, _MAX_ALIKE = 50, 5
 _TEXT = 200
-#: Maximum characters of a line that are searched.
-_MAX_LINE = 1000
+_MAX_LINE = 1000  # maximum characters of a line that are searched
 #: Seconds that the clocks of the kernel's log and of a process's start may differ.
 _SLACK_S = 2.0
 #: Before the text of a line: its priority or level; its time, in seconds since boot or as a date;

@@ -24,8 +24,7 @@ from nodeready.agent.witnesses import logs
 from nodeready.core import wire
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-#: Seconds for the ports: a faulty card answers late.
-_PORTS_S = 2.0
+_PORTS_S = 2.0  # seconds for the ports: a faulty card answers late
 #: Maximum descendants of one rank, and maximum ranks of a node.
 _MAX_DESCENDANTS, MAX_RANKS = 256, 1024
 #: Bytes at the end of a log that are searched for the watchdog's lines, and for those of progress:

@@ -36,14 +36,12 @@ from nodeready.core import wire
 #
 # The forms: NCCL's src/ras/client_support.cc (versions 2.24 to 2.32).
 
-#: Maximum memory of a report's objects.
-_MAX_COST = 400 << 20
+_MAX_COST = 400 << 20  # maximum memory of a report's objects
 #: Maximum members listed of all communicators; maximum communicators.
 _MAX_MEMBERS, _MAX_COMMUNICATORS = 4096, 1024
 #: Members that are listed of each communicator if not all can be; more if more deviate.
 _MIN_SHOWN = 64
-#: Maximum kinds of collectives that are listed of a member.
-_MAX_COLLECTIVES = 16
+_MAX_COLLECTIVES = 16  # maximum kinds of collectives that are listed of a member
 
 
 @dataclass(frozen=True)
@@ -357,12 +355,9 @@ def read_text(text: str) -> Ras | None:
 
 #: The first version in which a report does not corrupt the job's memory (NVIDIA/nccl#1762).
 SAFE = (2, 29, 2)
-#: The port, unless NCCL_RAS_ADDR names another address (NCCL user guide).
-_PORT = 28028
-#: Maximum bytes of an answer: some 50,000 members.
-_MAX_BYTES = 32 << 20
-#: Maximum memory and CPU seconds of the fork.
-_MEMORY, _CPU_S = 1 << 30, 20
+_PORT = 28028  # the port, unless NCCL_RAS_ADDR names another address (NCCL user guide)
+_MAX_BYTES = 32 << 20  # maximum bytes of an answer: some 50,000 members
+_MEMORY, _CPU_S = 1 << 30, 20  # maximum memory and CPU seconds of the fork
 #: Maximum bytes of a list of sockets; maximum descriptors read of a process.
 _MAX_SOCKETS, _MAX_DESCRIPTORS = 16 << 20, 65536
 #: Maximum seconds that the port waits for the job's other processes (RAS_COLLECTIVE_LEG_TIMEOUT).

@@ -113,8 +113,7 @@ def execute(
     return {k: v for k, v in bound.items() if k in chosen and not k.startswith("__")}
 
 
-#: The directory of nodeready's own modules.
-_PACKAGE = str(Path(__file__).parents[2])
+_PACKAGE = str(Path(__file__).parents[2])  # the directory of nodeready's own modules
 
 
 def _forget(directory: str) -> None:
@@ -244,8 +243,7 @@ else:
     import tomli as tomllib
 
 _TABLE = "check"
-#: Maximum bytes of a file.
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20  # maximum bytes of a file
 
 
 def read(

@@ -16,8 +16,7 @@ OPTION = "--trust-inventory"
 #: Asks for the same as OPTION: for configuration files, and where pyinfra runs the inventory.
 VARIABLE = "NODEREADY_TRUST_INVENTORY"
 USE_OPTION = f"use {OPTION}"
-#: The remedy where OPTION does not count.
-SET_VARIABLE = f"set {VARIABLE}=1"
+SET_VARIABLE = f"set {VARIABLE}=1"  # the remedy where OPTION does not count
 
 
 def trust_asked() -> bool:

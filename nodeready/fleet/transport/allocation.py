@@ -27,12 +27,9 @@ from nodeready.fleet.inventory.nodeset import fold
 
 #: A job, a task of an array job, or a component of a heterogeneous job (squeue(1), --jobs).
 _JOB = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?")
-#: Seconds for Slurm to allocate free nodes (salloc(1), --immediate).
-_IMMEDIATE_S = 20
-#: Seconds for a command of Slurm that ends the job.
-_RELEASE_S = 5
-#: Maximum minutes of the job.
-_LIMIT_MIN = 60
+_IMMEDIATE_S = 20  # seconds for Slurm to allocate free nodes (salloc(1), --immediate)
+_RELEASE_S = 5  # seconds for a command of Slurm that ends the job
+_LIMIT_MIN = 60  # maximum minutes of the job
 #: sinfo's words for a node that can start a job at once, without `_FLAGS` (sinfo(1), NODE STATE
 #: CODES).
 _FREE, _PARTLY = "idle", "mixed"

@@ -26,8 +26,7 @@ _SUPERVISOR = "nodeready.agent.run"
 #: Never called on a node: it folds the names of many nodes.
 _LEFT_OUT = ("nodeready.fleet.inventory.nodeset",)
 _SHEBANG = b"#!/usr/bin/env python3\n"
-#: The earliest time that a zip file can hold.
-_TIME = (1980, 1, 1, 0, 0, 0)
+_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
 
 
 def modules() -> dict[str, str]:

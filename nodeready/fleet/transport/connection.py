@@ -47,14 +47,12 @@ from nodeready.fleet.transport.ssh_config import SshConfigError, SshSettings
 
 # --- paramiko's connection, within bounds.
 
-#: Seconds that a connection with more to read may block its peers.
-TURN_S = 0.005
+TURN_S = 0.005  # seconds that a connection with more to read may block its peers
 #: A read that takes longer has waited, and other connections ran meanwhile.
 _WAITED_S = 0.0002
 #: Bytes that an sshd may say unasked: its banner, two key exchanges, a login.
 UNASKED_BYTES = 1 << 20
-#: Bytes that a small read counts as, because it costs as much.
-_MIN_BYTES = 128
+_MIN_BYTES = 128  # bytes that a small read counts as, because it costs as much
 #: Bytes that an agreement on new keys counts as. sshd asks for one after 1 GiB (RekeyLimit).
 _KEYS_BYTES = 64 << 10
 #: The largest packet; OpenSSH's limit as well (packet.c, PACKET_MAX_SIZE).
@@ -64,8 +62,7 @@ _MAX_COUNT = 64
 #: Bits of our secret for a group that the sshd chooses: twice those of the longest key that is
 #: made of it (RFC 4419, section 6.2). paramiko takes as many as the group has, seconds of work.
 _SECRET_BITS = 512
-#: The error of a connection that exceeded its bytes.
-ENDLESS = "sends without end"
+ENDLESS = "sends without end"  # the error of a connection that exceeded its bytes
 
 
 class _FairSocket:
@@ -469,8 +466,7 @@ CONNECTING, BANNER, TALKING = "timed out", "banner", "stopped during the handsha
 #: The end of a connection whose sshd closed it instead of sending its banner.
 HUNG_UP = "hung up before its banner"
 _CLOSED = "its sshd closed the connection before the login"
-#: Before the connection: `ssh -G` runs.
-ASKING = "asking ssh"
+ASKING = "asking ssh"  # before the connection: `ssh -G` runs
 
 
 def error_text(error: BaseException) -> str:

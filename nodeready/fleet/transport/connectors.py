@@ -24,8 +24,7 @@ from nodeready.core.outcome import UNREACHABLE, Gap
 from nodeready.fleet.transport import connection, logins
 from nodeready.fleet.transport.ssh_config import Login, SshConfigError
 
-#: sshd's port (RFC 4253, section 4.1).
-_SSH_PORT = 22
+_SSH_PORT = 22  # sshd's port (RFC 4253, section 4.1)
 
 
 def set_timeouts(inventory: Inventory) -> None:
@@ -340,8 +339,7 @@ def run_over_ssh(host: Host, command: str, stdin: bytes, buffer: AnswerBuffer) -
         return reply_of(_ChannelCommand(channel, command, buffer.max_bytes), stdin, buffer)
 
 
-#: ssh's exit status for its own errors (ssh(1)).
-SSH_FAILED = 255
+SSH_FAILED = 255  # ssh's exit status for its own errors (ssh(1))
 
 
 class MasterUnavailable(OSError):

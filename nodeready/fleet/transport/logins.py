@@ -47,10 +47,8 @@ HANDSHAKES = 3
 TRIES, TRIES_ALONE = 5, 3
 #: Forwards over one connection to a jump host: its sshd has 1,024 descriptors, one for each.
 FORWARDS = 250
-#: Seconds until a jump host that could not be reached is tried again.
-DOWN_S = 60.0
-#: Jump hosts in a row; more is a circle.
-_MAX_HOPS = 8
+DOWN_S = 60.0  # seconds until a jump host that could not be reached is tried again
+_MAX_HOPS = 8  # jump hosts in a row; more is a circle
 
 
 # --- Turns at an address.
@@ -288,8 +286,7 @@ class JumpHost:
             client.close()
 
 
-#: RFC 4254, section 5.1: SSH_OPEN_CONNECT_FAILED.
-_CONNECT_FAILED = 2
+_CONNECT_FAILED = 2  # RFC 4254, section 5.1: SSH_OPEN_CONNECT_FAILED
 
 
 def _alive(client: Client | None) -> bool:

@@ -55,8 +55,7 @@ _LENGTH = struct.Struct("!I")
 #: Bytes of one frame. An answer is at most `base.ANSWER_BYTES` and its standard error; the first
 #: questions to all nodes of a child are one frame, 100 KB for each node that is asked its own.
 _MAX_FRAME_BYTES = 1 << 30
-#: Seconds beyond its own limit for a child to say that it is done.
-_GRACE_S = 3.0
+_GRACE_S = 3.0  # seconds beyond its own limit for a child to say that it is done
 
 
 class Frames:

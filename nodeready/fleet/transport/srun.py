@@ -58,8 +58,7 @@ STARTING_S = 15
 _STEPS = 8
 #: Seconds to wait for more nodes with the same next question, which then share a step.
 _GATHER_S = 0.3
-#: Seconds for a step to end after its input has ended.
-_PATIENCE_S = 2.0
+_PATIENCE_S = 2.0  # seconds for a step to end after its input has ended
 #: The environment variables that carry the input, plus an index. srun forwards its standard input
 #: only when every node has begun: one that cannot would block all others until srun gives up. Only
 #: the job's user and root can read the environment of its processes (proc(5)).
@@ -521,8 +520,7 @@ def _environment() -> dict[str, str]:
     return {**variables, "LC_ALL": "C"}
 
 
-#: srun splits a longer line, and puts a label before each piece.
-_LINE_BYTES = 1024
+_LINE_BYTES = 1024  # srun splits a longer line, and puts a label before each piece
 #: srun's error if it has no --overlap (before 20.11), or no Gres with the name "none".
 _NO_OVERLAP = re.compile(r"unrecognized option .*overlap")
 _NO_GRES = re.compile(r"(?i)invalid generic resource|gres\S* .*(invalid|unknown)")

@@ -69,8 +69,7 @@ if TYPE_CHECKING:
 
 #: Seconds without an answer of the child, after which it is considered hung.
 _SILENT_S = 30.0
-#: Commands at once on one gateway, unless the user says how many.
-GATEWAY_FANOUT = 64
+GATEWAY_FANOUT = 64  # commands at once on one gateway, unless the user says how many
 
 
 class ClushError(TransportUnavailable):
