@@ -786,17 +786,10 @@ def printflock(*values: Any, **options: Any) -> None:
     data = text.getvalue().encode(getattr(file, "encoding", None) or "utf-8", "replace")
     with PipeLock(fd):
         file.flush()
-        write_all(fd, _block_header(fd, data) + data)
-
-
-def _block_header(fd: int, data: bytes) -> bytes:
-    """The header of a block, which makes the supervisor write the block without interruption. b"":
-    no supervisor reads fd, or the block is too large
-    """
-    is_read = _stream_id(fd) in os.environ.get(_STREAMS, "").split(",")
-    if not is_read or not 0 < len(data) <= _MAX_BLOCK_BYTES:
-        return b""
-    return _BLOCK_MARK + b"%d\n" % len(data)
+        # The header makes the supervisor that reads fd write the block without interruption.
+        is_read = _stream_id(fd) in os.environ.get(_STREAMS, "").split(",")
+        is_block = is_read and 0 < len(data) <= _MAX_BLOCK_BYTES
+        write_all(fd, (_BLOCK_MARK + b"%d\n" % len(data) if is_block else b"") + data)
 
 
 def _stream_id(fd: int) -> str:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.agent import proc
-from nodeready.agent.users_file import Rights
+from nodeready.agent.users_file import Rights, walked
 from nodeready.core.exit_codes import handle_signals
 
 
@@ -232,23 +232,11 @@ def changeable_by_root_only(program: str) -> bool:
     """
     if os.geteuid():
         return True
-    path, todo, links = "/", program.split("/"), 0
     try:
-        status = os.lstat(path)
-        while todo:
-            name = todo.pop(0)
-            path = os.path.dirname(path) if name == ".." else os.path.join(path, name)
-            path = path.rstrip("/") or "/"
-            status = os.lstat(path)
-            if status.st_uid:
-                return False
-            if stat.S_ISLNK(status.st_mode):
-                links += 1
-                target = os.readlink(path)
-                path = "/" if target.startswith("/") else os.path.dirname(path)
-                todo = target.split("/") + todo
-            elif links > 40 or stat.S_IMODE(status.st_mode) & 0o1002 == stat.S_IWOTH:
-                # In a sticky directory such as /tmp, users cannot move root's files.
+        for _, status in walked(program):
+            # In a sticky directory such as /tmp, users cannot move root's files.
+            is_open = stat.S_IMODE(status.st_mode) & 0o1002 == stat.S_IWOTH
+            if status.st_uid or (is_open and not stat.S_ISLNK(status.st_mode)):
                 return False
     except OSError:
         return False

@@ -222,6 +222,33 @@ def linked_status(place: Resolved) -> os.stat_result:
         return os.lstat(place.path)
 
 
+def walked(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Each directory, link and file of an absolute path with its status, in the kernel's order. No
+    rights are taken, and every link is followed. Raises OSError.
+    """
+    todo, directory, links = path.split("/")[::-1], "/", 0
+    yield "/", os.lstat("/")
+    while todo:
+        name = todo.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            directory = os.path.dirname(directory)
+            continue
+        step = os.path.join(directory, name)
+        status = os.lstat(step)
+        yield step, status
+        if not stat.S_ISLNK(status.st_mode):
+            directory = step
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), step)
+        target = os.readlink(step)
+        directory = "/" if target.startswith("/") else directory
+        todo += target.split("/")[::-1]
+
+
 # --- Paths in a process's own root.
 
 

@@ -352,11 +352,6 @@ def start_batch(directory: str, switch: int, specs: list[Spec]) -> dict[str, int
     return running
 
 
-def last_log_line(directory: str, name: str) -> str:
-    log = Path(directory, "fs", "nodes", name, "log").read_text(errors="replace")
-    return (log.strip() or "it said nothing").splitlines()[-1]
-
-
 def await_ready(directory: str, pending: dict[str, int], deadline: float) -> dict[str, int]:
     """Report each node whose sshd listens; returns those that still do not at the deadline."""
     while pending:
@@ -365,7 +360,9 @@ def await_ready(directory: str, pending: dict[str, int], deadline: float) -> dic
                 report(node=name, pid=pid)
                 del pending[name]
             elif os.waitpid(pid, os.WNOHANG)[0]:
-                report(node=name, error=f"its init ended: {last_log_line(directory, name)}")
+                log = Path(directory, "fs", "nodes", name, "log").read_text(errors="replace")
+                last_line = (log.strip() or "it said nothing").splitlines()[-1]
+                report(node=name, error=f"its init ended: {last_line}")
                 del pending[name]
         if not pending or time.monotonic() > deadline:
             break

@@ -134,7 +134,12 @@ def build_kernel(image: Image, profile: Profile) -> None:
         image.tree(STASH + path, tree)
     for target in targets(profile):
         if target not in trees(profile):
-            _complete(image, target)
+            # The kernel allows no additions to /sys, so the directory above the addition is
+            # replaced: it gets links to its real entries.
+            image.directory(REAL_SYS)
+            real = f"{REAL_SYS}{target.removeprefix('/sys')}"
+            for name in os.listdir(target):
+                image.link(f"{STASH}{target}/{name}", f"{real}/{name}")
     if hardware.start:
         image.file(f"{STASH}/start", hardware.start)
     # The real kernel's log is that of the whole machine.
@@ -166,16 +171,6 @@ def targets(profile: Profile) -> list[str]:
             target = os.path.dirname(target)
         directories.add(target)
     return sorted(directories - {"/proc", "/sys"})
-
-
-def _complete(image: Image, target: str) -> None:
-    """Fill a directory that is hidden only for an addition, with links to its real entries.
-
-    The kernel allows no additions to /sys, so the directory above the addition is replaced.
-    """
-    image.directory(REAL_SYS)
-    for name in os.listdir(target):
-        image.link(f"{STASH}{target}/{name}", f"{REAL_SYS}{target.removeprefix('/sys')}/{name}")
 
 
 def _sysctls() -> dict[str, str]:

@@ -103,10 +103,6 @@ def uuid(index: int) -> str:
     return f"GPU-{0x5269B708 + index:08x}-678a-b1a8-60f0-c904064{index:05x}"
 
 
-def _yes(value: object) -> str:
-    return "Yes" if value else "No"
-
-
 #: ``<gpu>`` of a GPU.
 _GPU = Path(__file__).with_name("nvidia_gpu.xml").read_text(encoding="utf-8")
 #: A process that uses a GPU.
@@ -131,7 +127,10 @@ def _gpu(index: int, address: str, board: Board, changes: Mapping[str, Any]) -> 
     active, celsius = gpu["throttle"] or ("gpu_idle",), gpu["temperature_c"]
     values = {
         **vars(board),
-        **{name: _yes(value) if isinstance(value, bool) else value for name, value in gpu.items()},
+        **{
+            name: {True: "Yes", False: "No"}[value] if isinstance(value, bool) else value
+            for name, value in gpu.items()
+        },
         "index": index,
         "pci": f"{int(domain, 16):08X}:{bus}:{device}",
         "domain": domain,

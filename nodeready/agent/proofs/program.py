@@ -144,7 +144,8 @@ def _login(supervisor: ProcessSupervisor, name: str) -> facts.SshTry:
             forced = match[1][:200] if match else ""
     except OSError as problem:
         return facts.SshTry(name, 255, "", f"ssh: {problem.strerror}")
-    return facts.SshTry(name, ended.rc, answer, _messages(ended), overrides, forced)
+    messages = ended.err.strip()[-_KEPT:] if ended.rc != 0 else ""
+    return facts.SshTry(name, ended.rc, answer, messages, overrides, forced)
 
 
 def _ssh(supervisor: ProcessSupervisor, name: str, *words: str) -> Ended:
@@ -168,10 +169,6 @@ def _own_options(supervisor: ProcessSupervisor, name: str) -> tuple[str, ...]:
     )
     changed = [row.strip()[:200] for row in with_own if row not in system]
     return tuple(changed[:_MAX_OPTIONS]) if system else ()
-
-
-def _messages(ended: Ended) -> str:
-    return ended.err.strip()[-_KEPT:] if ended.rc != 0 else ""
 
 
 def _pdsh(
@@ -198,7 +195,7 @@ def _pdsh(
         answers = tuple(
             facts.PdshAnswer(label[:200], text[:200]) for label, colon, text in parts if colon
         )
-        # Not `_messages`: pdsh exits with 0 even after errors.
+        # pdsh exits with 0 even after errors.
         run = facts.PdshRun(names, answers, ended.rc, ended.err.strip()[-_KEPT:])
         if answers or ended.rc is None or "command timeout" in ended.err:
             break

@@ -97,13 +97,6 @@ def opened_by() -> tuple[str, tuple[facts.Limit, ...]]:
     return "", ()
 
 
-def _ceiling() -> tuple[int, ...]:
-    """The hard limits of sshd or process 1, if no process may raise them; else ()."""
-    if int(status_fields("/proc/self/status")["CapBnd"], 16) & _CAP_SYS_RESOURCE:
-        return ()
-    return tuple(limit.hard for limit in limits_of(first_number("/run/sshd.pid") or 1))
-
-
 #: The start-up files of bash (bash(1), INVOCATION), sh and zsh, in which a ulimit may stand.
 _START_FILES = (
     "/etc/profile", "/etc/profile.d/*.sh", "/etc/bash.bashrc", "/etc/bashrc", "/etc/zsh/*",
@@ -136,8 +129,13 @@ def _session_limits(
     limits, further = _parse_limits(text)
     core, memlock, nofile = limits
     nr_open, ulimits = first_number("/proc/sys/fs/nr_open"), _ulimits(limits)
+    ceiling: tuple[int, ...] = ()
+    if not int(status_fields("/proc/self/status")["CapBnd"], 16) & _CAP_SYS_RESOURCE:
+        # No process may raise the hard limits of sshd or process 1.
+        parent_limits = limits_of(first_number("/run/sshd.pid") or 1)
+        ceiling = tuple(limit.hard for limit in parent_limits)
     return facts.SessionLimits(
-        core, memlock, nofile, before, _ceiling(), nr_open, opener, further, ulimits
+        core, memlock, nofile, before, ceiling, nr_open, opener, further, ulimits
     )
 
 
@@ -534,20 +532,16 @@ def _service(name: str, *files: str) -> facts.Service:
     return facts.Service(name, path, len(readable) == len(lines), readable[:_MAX_LINES])
 
 
-def _daemon_pid(name: str) -> int | None:
-    """The pid of root's process of this name, without its children of the same name."""
+def limits_of_daemon(name: str) -> tuple[facts.Limit, ...]:
+    """The limits of root's daemon, which its children inherit; (): the daemon does not run."""
     parents: dict[int, int] = {}
     for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
         with contextlib.suppress(OSError, ValueError, IndexError):
             comm, fields = stat_fields(f"/proc/{pid}/stat")
             if comm == name and os.stat(f"/proc/{pid}").st_uid == 0:
                 parents[pid] = int(fields[1])
-    return min((pid for pid, parent in parents.items() if parent not in parents), default=None)
-
-
-def limits_of_daemon(name: str) -> tuple[facts.Limit, ...]:
-    """The limits of root's daemon, which its children inherit; (): the daemon does not run."""
-    pid = _daemon_pid(name)
+    # Without its children of the same name.
+    pid = min((pid for pid, parent in parents.items() if parent not in parents), default=0)
     return limits_of(pid) if pid else ()
 
 

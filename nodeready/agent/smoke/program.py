@@ -37,7 +37,6 @@ from nodeready.agent.smoke.pair import SmokeListeners, run_pair
 from nodeready.agent.stacks import processes
 from nodeready.agent.witnesses import environment, software
 from nodeready.core import wire
-from nodeready.subjects.environment_table import EnvironmentFacts
 from nodeready.subjects.proof.facts import Busy
 
 _LOGIN_S = 20  # seconds from a login to our program
@@ -314,7 +313,10 @@ class _NodePart(_ProgramPart):
         self._addresses = local_addresses()
         variables = environment.variables_of({**os.environ, **self.config.variables})
         # The ports are seen before our own listeners take them.
-        facts = self._environment_facts(dict(variables))
+        values, deadline = dict(variables), time.monotonic() + _ENVIRONMENT_S
+        master = values.get("MASTER_ADDR", ""), values.get("MASTER_PORT", "")
+        masters = {master: [os.getpid()]} if master[0] else {}
+        facts = environment.observe_node(os.getpid(), masters, deadline, values)
         self._listeners = listeners = SmokeListeners(self.config.ports)
         if not listeners.ports:
             return _no_hello(_no_port(self.config.ports, listeners.busy))
@@ -331,13 +333,6 @@ class _NodePart(_ProgramPart):
             listeners.token, listeners.ports, self._addresses, node_engines.engines, "",
             variables, facts,
         )  # fmt: skip
-
-    def _environment_facts(self, variables: dict[str, str]) -> EnvironmentFacts:
-        """The facts of this node that decide about the variables of the ranks."""
-        master = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
-        masters = {master: [os.getpid()]} if master[0] else {}
-        deadline = time.monotonic() + _ENVIRONMENT_S
-        return environment.observe_node(os.getpid(), masters, deadline, variables)
 
     def _answer(self, order: _Work) -> orders.CollectiveAnswer | orders.PairAnswer:
         stop = self._stops[order.number]

@@ -39,7 +39,7 @@ _WATCHDOG = re.compile(
 )
 _TIMEOUTS = {key: (re.compile(row["pattern"]), row["unit_s"])
              for key, row in knowledge.rows("job_timeouts").items()}  # fmt: skip
-#: Devices whose users wait by polling.
+#: Devices for which CUDA, ROCm, NCCL or UCX may poll.
 _POLLED = (
     "/dev/nvidia", "/dev/kfd", "/dev/infiniband/", "/dev/dri/render", "/dev/hl", "/dev/accel",
 )  # fmt: skip
@@ -239,7 +239,7 @@ def _motion(pid: int, descendants: Sequence[int], progress: str) -> dict[str, An
         "log_bytes": size,
         "log_age_s": age_s,
         "watchdog": watchdog,
-        "may_poll": _may_poll(pid),
+        "may_poll": has_open(pid, lambda path: path.startswith(_POLLED), _MAX_DESCRIPTORS),
         "progress": _last_match(pid, progress) if progress else None,
         "timeout_s": min(timeouts(_settings(pid)).values(), default=None),
     }
@@ -261,11 +261,6 @@ def _settings(pid: int) -> str:
     variables = (processes.environment_bytes(pid) or b"").decode("utf-8", "replace")
     command = processes.contents(f"/proc/{pid}/cmdline")
     return "\n".join((command.replace("\0", " "), *variables.split("\0")))
-
-
-def _may_poll(pid: int) -> bool:
-    """Whether it has a device open for which CUDA, ROCm, NCCL or UCX may poll."""
-    return has_open(pid, lambda path: path.startswith(_POLLED), _MAX_DESCRIPTORS)
 
 
 def _log(pid: int) -> tuple[int | None, int | None, bool]:

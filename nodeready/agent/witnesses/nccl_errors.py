@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import NamedTuple
 
 from nodeready import knowledge
@@ -49,11 +48,6 @@ _ROWS = tuple((error, tuple(error.needles.split("|"))) for error in ERRORS)
 _NEEDLES = tuple(dict.fromkeys(needle for _, needles in _ROWS for needle in needles))
 
 
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
-
-
 def meaning(line: str) -> NcclMeaning | None:
     """The meaning of a line of a log; None: no error of NCCL, RCCL or gloo."""
     line = line[:MAX_LINE]
@@ -65,7 +59,7 @@ def meaning(line: str) -> NcclMeaning | None:
         return None
     for error, needles in _ROWS:
         if any(needle in line for needle in needles) and (
-            not error.pattern or _compiled(error.pattern).search(line)
+            not error.pattern or re.search(error.pattern, line)
         ):
             return error
     return None

@@ -422,7 +422,8 @@ def observe(
         return Ras(str(absent))
     uid = ranks[0][1]
     user_ranks = [rank for rank in ranks if rank[1] == uid]
-    world = _world(environment)
+    texts = (environment.get(name, "") for _, _, names in FAMILIES for name in names)
+    world = next((int(text[:10]) for text in texts if text.isdecimal()), None)
     until = min(supervisor.deadline, time.monotonic() + limit_s)
 
     def work(send: Send) -> None:
@@ -468,12 +469,6 @@ def _open_gate(
     if re.fullmatch(r"\s*[+-]?0+(x0+)?", environment.get("NCCL_RAS_ENABLE", "1")):
         raise _Absent("the job has NCCL_RAS_ENABLE=0")
     return _address(environment.get("NCCL_RAS_ADDR", ""))
-
-
-def _world(environment: Mapping[str, str]) -> int | None:
-    """The number of ranks of the job, by its environment; None: not known."""
-    texts = (environment.get(name, "") for _, _, names in FAMILIES for name in names)
-    return next((int(text[:10]) for text in texts if text.isdecimal()), None)
 
 
 def _address(text: str) -> tuple[str, int]:

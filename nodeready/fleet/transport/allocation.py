@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import re
 import shlex
 from collections import Counter
@@ -20,6 +19,7 @@ from gevent import subprocess
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.agent.asking import TransportUnavailable
+from nodeready.agent.proc import user_name
 from nodeready.core.shell import find_program
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import slurm
@@ -78,7 +78,7 @@ def running(job_id: str) -> RunningJob:
         if len(running_jobs) == 1:
             number, _, user, nodes = running_jobs[0]
             # Slurm refuses root, too (step_mgr.c), but root may have a wrapper of srun that works.
-            if os.geteuid() and user not in (_own_name(), str(os.geteuid())):
+            if os.geteuid() and user not in (user_name(os.geteuid()), str(os.geteuid())):
                 raise SrunError(
                     f"--job {job_id}: is {user}'s: Slurm starts a step in it for nobody but "
                     f"{user}; ask as {user} (sudo -u {user} ...), or over ssh as root"
@@ -92,13 +92,6 @@ def running(job_id: str) -> RunningJob:
         raise SrunError(f"--job {job_id}: is an array; name one of its tasks, such as {job_id}_0")
     state = f"does not run: it is {jobs[0][1]}" if jobs else "does not run any more"
     raise SrunError(f"--job {job_id}: {state}")
-
-
-def _own_name() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 # --- A new allocation.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import math
 import os
 import re
 import secrets
@@ -254,11 +253,6 @@ def allow_bytes(transport: Any, count: int) -> None:
     bounds = getattr(getattr(transport, "packetizer", None), "bounds", None)
     if bounds is not None:
         bounds.remaining_bytes = min(bounds.remaining_bytes + count, UNASKED_BYTES + 4 * count)
-
-
-def lift_byte_limit(transport: Any) -> None:
-    """Stop counting bytes: the readers of the forwards bound their own output."""
-    transport.packetizer.bounds.remaining_bytes = math.inf
 
 
 def sent_without_end(transport: Any) -> bool:

@@ -11,6 +11,7 @@ import errno
 import functools
 import getpass
 import inspect
+import math
 import os
 import random
 import socket
@@ -227,9 +228,10 @@ class JumpHost:
         except (ConnectError, SSHException, OSError, EOFError, ValueError) as problem:
             reason = self._logins.failure_text(client, self._login, connection.error_text(problem))
         else:
-            transport = client.get_transport()
+            transport: Any = client.get_transport()
             connection.set_keepalive(transport)
-            connection.lift_byte_limit(transport)
+            # The readers of the forwards bound their own output.
+            transport.packetizer.bounds.remaining_bytes = math.inf
             return client
         client.close()
         if client.settings is not None:
