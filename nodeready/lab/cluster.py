@@ -210,7 +210,9 @@ class Lab:
     def load(cls, name: str = "lab") -> Lab | None:
         """The lab of this name; None without one, or for the remains of one."""
         lab_state = state.load(name)
-        return cls(lab_state) if lab_state and lab_state.is_current() else None
+        if lab_state and lab_state.complete and lab_state.boot_id == state.boot_id():
+            return cls(lab_state)
+        return None
 
     @classmethod
     def up(

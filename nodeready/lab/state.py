@@ -72,10 +72,6 @@ class LabState:
     switch_started: int = 0
     nodes: list[NodeState] = field(default_factory=list)
 
-    def is_current(self) -> bool:
-        """Whether it is a whole lab of this boot of the machine, and not the remains of one."""
-        return self.complete and self.boot_id == boot_id()
-
 
 def directory(name: str) -> Path:
     """The lab's directory. Raises LabError for a bad name."""

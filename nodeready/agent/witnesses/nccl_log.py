@@ -208,19 +208,16 @@ class _ProcessFacts:
 
     def merged(self, other: _ProcessFacts) -> _ProcessFacts:
         """Both; this one's values come first."""
-        return _ProcessFacts(
-            {**other.texts, **self.texts},
-            self.networks | other.networks,
-            {**self.hcas, **other.hcas},
-            {**self.transports, **other.transports},
-            self.speakers | other.speakers,
-            other.gdr if self.gdr is None else self.gdr,
-            other.channels if self.channels is None else self.channels,
-            other.nvls if self.nvls is None else self.nvls,
-            {**self.errors, **other.errors},
-            {**other.calls, **self.calls},
-            {**self.choices, **other.choices},
-        )
+        fields: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            other_value = getattr(other, name)
+            if isinstance(value, dict):
+                fields[name] = {**value, **other_value, **value}
+            elif isinstance(value, set):
+                fields[name] = value | other_value
+            else:
+                fields[name] = other_value if value is None else value
+        return _ProcessFacts(**fields)
 
     def add_call(self, match: re.Match[str]) -> None:
         """Add a call of a collective. Sends and receives differ between ranks."""

@@ -20,11 +20,6 @@ USE_OPTION = f"use {OPTION}"
 SET_VARIABLE = f"set {VARIABLE}=1"  # the remedy where OPTION does not count
 
 
-def trust_asked() -> bool:
-    """Whether VARIABLE asks to take every file."""
-    return os.environ.get(VARIABLE, "").lower() in ("1", "true", "t", "yes", "y", "on")
-
-
 def distrust(
     path: str | Path, *, remedy: str = USE_OPTION, authors: Collection[int] | None = None
 ) -> str:
@@ -38,7 +33,8 @@ def distrust(
              a user other than root takes, because the user runs code of theirs already.
     """
     uid = os.geteuid()
-    if (uid != 0 and authors is None) or trust_asked():
+    is_asked = os.environ.get(VARIABLE, "").lower() in ("1", "true", "t", "yes", "y", "on")
+    if (uid != 0 and authors is None) or is_asked:
         return ""
     owners = {0, uid, *(authors or ())}
     if uid == 0:

@@ -308,7 +308,9 @@ def session(host: Host, limit_s: float | None = None) -> Iterator[Any]:
         yield channel
 
 
-class _ChannelCommand:
+class ChannelCommand:
+    """A command over a node's paramiko connection, as a `RunningCommand`."""
+
     def __init__(self, channel: Any, command: str, max_bytes: int) -> None:
         self._channel = channel
         connection.allow_bytes(channel.get_transport(), max_received_bytes(max_bytes))
@@ -331,12 +333,6 @@ class _ChannelCommand:
 
     def close(self) -> None:
         self._channel.close()
-
-
-def run_over_ssh(host: Host, command: str, stdin: bytes, buffer: AnswerBuffer) -> Answer:
-    """Run a command over a node's paramiko connection; see `reply_of`."""
-    with session(host) as channel:
-        return reply_of(_ChannelCommand(channel, command, buffer.max_bytes), stdin, buffer)
 
 
 SSH_FAILED = 255  # ssh's exit status for its own errors (ssh(1))
@@ -433,17 +429,6 @@ class MasterStream(PipedProgram):
         if _NOT_BEGUN.search(errors):
             raise MasterUnavailable(errors.strip().splitlines()[-1])
         return "" if connection.is_listening(self._master) else "the master of ssh has ended"
-
-
-def run_over_master(
-    connector: SshConnector, command: str, stdin: bytes, buffer: AnswerBuffer
-) -> Answer:
-    """As `run_over_ssh`. Raises EOFError when the master ends, MasterUnavailable."""
-    stream = MasterStream(connector, command, separate_errors=True)
-    try:
-        return reply_of(stream, stdin, buffer)
-    finally:
-        stream.close()
 
 
 class SshStream:

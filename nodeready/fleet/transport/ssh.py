@@ -58,14 +58,15 @@ from nodeready.fleet.transport import logins
 from nodeready.fleet.transport.connection import ENDLESS, sent_without_end
 from nodeready.fleet.transport.connectors import (
     AnswerBuffer,
+    ChannelCommand,
     MasterStream,
     MasterUnavailable,
     OutputTooLarge,
     SshConnector,
     SshStream,
     connect,
-    run_over_master,
-    run_over_ssh,
+    reply_of,
+    session,
     set_timeouts,
     ssh_peer,
     transport_of,
@@ -189,12 +190,16 @@ def _run(
         if isinstance(connector, SshConnector) and connector.master:
             buffer = AnswerBuffer(mark, request.max_bytes)
             try:
-                return run_over_master(connector, words, data, buffer)
+                stream = MasterStream(connector, words, separate_errors=True)
+                with contextlib.closing(stream):
+                    return reply_of(stream, data, buffer)
             except MasterUnavailable:
                 connector.deadline = logins.PausableDeadline(CONNECT_TIMEOUT_S)
                 with connector.deadline:
                     connector.connect_directly()
-        return run_over_ssh(host, words, data, AnswerBuffer(mark, request.max_bytes))
+        buffer = AnswerBuffer(mark, request.max_bytes)
+        with session(host) as channel:
+            return reply_of(ChannelCommand(channel, words, buffer.max_bytes), data, buffer)
     if isinstance(connector, LocalConnector):
         wrapped = shell.ShellCommand(wrap_command(host, command.line, arguments), command.stdin)
         return local.run(wrapped, request.limit_s, request.max_bytes)
