@@ -36,8 +36,7 @@ LATE_WORDS = "no answer in time"
 
 #: Maximum of an answer: a snapshot is some 20 KB, and at most 8 MB before it is packed.
 ANSWER_BYTES = 16 << 20
-#: Bytes of standard error that are kept; the rest is read and dropped.
-ERROR_BYTES = 64 << 10
+ERROR_BYTES = 64 << 10  # bytes of standard error that are kept; the rest is read and dropped
 
 #: Seconds for a connection: name resolution, TCP, banner, authentication and channel.
 CONNECT_TIMEOUT_S = 15

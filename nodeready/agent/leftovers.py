@@ -83,8 +83,7 @@ class NodeLeftovers:
     incident: wire.Line = ""  # the directory of the evidence; "": none was kept
 
 
-#: Maximum leftovers in an answer, and characters of one text.
-_MAX_FOUND, _MAX_TEXT = 1000, 400
+_MAX_FOUND, _MAX_TEXT = 1000, 400  # maximum leftovers in an answer, and characters of one text
 #: Maximum threads of a process and files of a directory that are read.
 _MAX_THREADS, _MAX_FILES = 1024, 65536
 #: The device files of GPUs (NVIDIA's, and those of ROCm).

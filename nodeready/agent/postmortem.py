@@ -377,8 +377,7 @@ class _FailureAnswer(TailAnswer):
         self.add_file(failures.path, ())
 
 
-#: The logs leave 1/4 of the time limit for the node's ranks, cores and gate.
-_NODE_PART = 4
+_NODE_PART = 4  # the logs leave 1/4 of the time limit for the node's ranks, cores and gate
 
 
 def read_job(

@@ -137,8 +137,7 @@ KERNEL_FILE_SYSTEMS = frozenset(
 #: The prefix of the name of our process that uses a mount; the mount's device follows. The kernel
 #: keeps 15 characters of a name (proc(5), /proc/PID/comm).
 _NAME_PREFIX = "nr-"
-#: The bit of SIGKILL among a process's pending signals (proc(5), SigPnd).
-_KILLED = 1 << 8
+_KILLED = 1 << 8  # the bit of SIGKILL among a process's pending signals (proc(5), SigPnd)
 
 
 @dataclass(frozen=True)

@@ -164,11 +164,9 @@ def _run_watchdog(read: int, after_kill: Callable[[], object]) -> None:
 
 # --- The processes of one run.
 
-#: Bytes of a tool's output that are kept; the rest is read and dropped.
-KEPT_BYTES = 256 * 1024
+KEPT_BYTES = 256 * 1024  # bytes of a tool's output that are kept; the rest is read and dropped
 
-#: Seconds for a program that starts while everything ends; it takes milliseconds.
-_STARTING_S = 1.0
+_STARTING_S = 1.0  # seconds for a program that starts while everything ends; it takes milliseconds
 
 FRAME = "nodeready_canary"  # the frame that a stack of a canary must show
 
@@ -400,10 +398,11 @@ class ProcessSupervisor:
         """Call this function when everything ends. It removes files; a second call is harmless."""
         self._cleanups.append(cleanup)
 
-    def end_on_signals(self) -> None:
+    def end_on_signals(self, before: Callable[[], object] = lambda: None) -> None:
         """From now on TERM, INT and HUP end everything; the exit status is 128 + the signal."""
 
         def leave(number: int, frame: object) -> None:
+            before()
             self.end()
             os._exit(128 + number)
 

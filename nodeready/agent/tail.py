@@ -413,8 +413,7 @@ def read_logs(config: TailConfig) -> NodeTail:
 #: Maximum bytes of all lines of a node, maximum unread paths, maximum reports, and maximum files
 #: and ranks in an answer.
 MAX_ANSWER, MAX_UNREAD, MAX_REPORTS, MAX_TAILS = 900_000, 64, 2000, 8192
-#: Seconds for one use of a file system, or for the expression on one file.
-PATIENCE_S = 4
+PATIENCE_S = 4  # seconds for one use of a file system, or for the expression on one file
 
 
 class TailAnswer:

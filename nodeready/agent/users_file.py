@@ -405,8 +405,7 @@ def open_regular(
     return number, held_file.status
 
 
-#: The last time in nanoseconds since 1970 that fits into 64 bits: in 2262.
-_LAST_NS = (1 << 63) - 1
+_LAST_NS = (1 << 63) - 1  # the last time in nanoseconds since 1970 that fits into 64 bits: in 2262
 
 
 def modified_ns(status: os.stat_result) -> int:

@@ -35,8 +35,7 @@ SCHEMA = "nodeready.verdict/1"
 LISTED = ("fail", "unknown", "warn", "waived")
 #: Maximum characters of one text but a fix, and bytes of all results with their texts.
 _TEXT, _MAX_RESULT_BYTES = 400, 40 << 10
-#: Replaces the texts that exceed the maximum.
-LEFT_OUT = "(left out: the verdict is full)"
+LEFT_OUT = "(left out: the verdict is full)"  # replaces the texts that exceed the maximum
 #: A host name that can be a file name. Not compiled: a prolog does not use it.
 NODE = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,248}"
 CHECK = re.compile(r"[a-z0-9_]{1,80}\.[a-z0-9_]{1,80}")

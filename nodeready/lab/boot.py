@@ -76,8 +76,7 @@ LIMITS = {
 # The kernel unmounts for a dead node in the background, within milliseconds when idle.
 RELEASE_S = 10.0
 
-# The directory of `base` with the files that are laid over /proc and /sys.
-STASH = "/.lab"
+STASH = "/.lab"  # the directory of `base` with the files that are laid over /proc and /sys
 
 # A second mount of the real /sys, for links from directories that replace its own.
 REAL_SYS = f"{STASH}/sysfs"

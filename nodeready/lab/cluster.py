@@ -23,8 +23,7 @@ from nodeready.lab.processes import Content, Files, is_alive
 from nodeready.lab.profiles import PROFILES
 from nodeready.lab.state import LabError, LabState, NodeState
 
-# The maximum of all nodes' writes together, as a part of this machine's memory.
-_FS_SIZE = "50%"
+_FS_SIZE = "50%"  # the maximum of all nodes' writes together, as a part of this machine's memory
 
 
 class LabNode:

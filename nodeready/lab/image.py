@@ -43,8 +43,7 @@ SLURM = (
     *(f"/usr/sbin/slurm{which}" for which in ("d", "ctld", "stepd", "dbd")),
 )
 
-# Directories with files of nodeready.
-OURS = ("/etc", "/usr/local", "/var/lib", "/var/cache")
+OURS = ("/etc", "/usr/local", "/var/lib", "/var/cache")  # directories with files of nodeready
 
 
 # --- The layer under construction: directories, files, links, devices, whiteouts.

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from nodeready.agent.verdict import NodeVerdict
     from nodeready.core.result import Result
 
-#: Maximum characters of a reason: sinfo -R and mails show it in one line.
-_REASON_LENGTH = 200
+_REASON_LENGTH = 200  # maximum characters of a reason: sinfo -R and mails show it in one line
 #: Seconds for one answer of slurmctld; Slurm's own MessageTimeout is 10 by default.
 SCONTROL_S = 5.0
 #: The beginnings of states in which a node gets no jobs already, for another reason.
@@ -368,8 +367,7 @@ MAX_INCIDENTS = 5  # incidents that are oldest_first
 LIMIT_S, STACKS_S = 40, 30
 #: Maximum bytes of the trace, and maximum lines and bytes of the kernel's log.
 _TRACE_BYTES, _KERNEL_LINES, _KERNEL_BYTES = 4 << 20, 200, 256 << 10
-#: Bytes of one record of /dev/kmsg (Linux: PRINTK_MESSAGE_MAX and its prefix).
-_RECORD_BYTES = 8192
+_RECORD_BYTES = 8192  # bytes of one record of /dev/kmsg (Linux: PRINTK_MESSAGE_MAX and its prefix)
 
 
 def keep_evidence(reasons: Sequence[str], results: Iterable[Result]) -> None:

@@ -19,7 +19,6 @@ import os
 import pwd
 import re
 import shutil
-import signal
 import stat
 import sys
 import tempfile
@@ -317,8 +316,7 @@ _DEVICES = (
     "/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd",
     "/dev/infiniband/uverbs*", "/dev/infiniband/rdma_cm",
 )  # fmt: skip
-#: Bytes that are written, more than a file system reserves for a small file.
-_BYTES = 1 << 20
+_BYTES = 1 << 20  # bytes that are written, more than a file system reserves for a small file
 
 
 def prove_resources(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.Resources:
@@ -456,8 +454,9 @@ class _ProofRun:
 
     def run(self, *, inside: bool) -> None:
         """Run all proofs. inside: as of `main`"""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._leave)
+        # Nothing more is printed: the output of a killed tool is no observation. This thread may
+        # already hold the lock.
+        self._supervisor.end_on_signals(lambda: self._printing.acquire(blocking=False))
         with self._supervisor:
             if inside:
                 threading.Thread(target=self._end_with_parent, daemon=True).start()
@@ -466,13 +465,6 @@ class _ProofRun:
             else:
                 self._in_own_session(inside=inside)
             self._printing.acquire()
-
-    def _leave(self, number: int, frame: object) -> None:
-        # Nothing more is printed: the output of a killed tool is no observation. This thread may
-        # already hold the lock.
-        self._printing.acquire(blocking=False)
-        self._supervisor.end()
-        os._exit(128 + number)
 
     def _end_with_parent(self) -> None:
         """End everything when our parent has ended: our standard input is a pipe of the parent."""

@@ -294,8 +294,7 @@ def _caller_of_sudo() -> int | None:
 _MAIN = "nodeready.agent.proofs.program"
 #: Seconds for sshd to accept the connection; seconds from the login to our program.
 _CONNECT_S, _BEGIN_S = 5, 12
-#: Seconds for all proofs in one session: a login, a dump by py-spy, a core.
-_SESSION_S = 40
+_SESSION_S = 40  # seconds for all proofs in one session: a login, a dump by py-spy, a core
 # The user's key and name for this node are used. proof.ssh judges the host key. Only the node
 # itself is contacted: without a proxy, another connection or a new known host.
 _OPTIONS = (
@@ -430,8 +429,7 @@ class _SessionRows:
 
 # --- A step of Slurm.
 
-#: Seconds for Slurm to give us the node; seconds for the step to end.
-_IMMEDIATE_S, _STEP_S = 3, 15
+_IMMEDIATE_S, _STEP_S = 3, 15  # seconds for Slurm to give us the node; seconds for the step to end
 
 
 def _is_lower(limits: tuple[facts.Limit, ...], compared: tuple[facts.Limit, ...]) -> bool:

@@ -49,8 +49,7 @@ _LEAVE_S = 1.0
 #: A session's program ends this number of seconds before the program that started it.
 _SOONER_S = 2
 _MAX_LIMIT_S = 24 * 3600  # the maximum of a test's limit
-#: Maximum characters of an answer: the ranks of a node, each with an error.
-_LONGEST = 128 << 10
+_LONGEST = 128 << 10  # maximum characters of an answer: the ranks of a node, each with an error
 
 _Work = Union[orders.CollectiveOrder, orders.PairOrder]
 

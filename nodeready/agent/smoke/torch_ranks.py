@@ -41,8 +41,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 KILL_S = 0.3  # seconds before the end of a test at which its ranks are killed
-#: Seconds for the remaining ranks of this node when one rank has failed.
-AFTER_FAILURE_S = 2.0
+AFTER_FAILURE_S = 2.0  # seconds for the remaining ranks of this node when one rank has failed
 #: Maximum seconds for a killed process to end, unless it hangs in the kernel.
 REAP_S = 0.6
 COUNT_S = 25.0  # seconds for the driver to count its GPUs

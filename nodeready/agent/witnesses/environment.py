@@ -49,8 +49,7 @@ _MAX_VARIABLES, _MAX_VALUE = 64, 200
 _VARIABLE = re.compile(
     rb"\0(NCCL_[A-Z0-9_]{1,48}|%b)=([^\0]{0,%d})" % ("|".join(NAMES).encode(), _MAX_VALUE)
 )
-#: Bytes of a table of the kernel, and of NCCL's file.
-_TABLE_BYTES, _CONF_BYTES = 1 << 20, 1 << 16
+_TABLE_BYTES, _CONF_BYTES = 1 << 20, 1 << 16  # bytes of a table of the kernel, and of NCCL's file
 #: Maximum interfaces, RDMA ports, addresses of a name, and rendezvous addresses of a node.
 _MAX_PORTS, _MAX_ADDRESSES, _MAX_MASTERS = 128, 16, 4
 #: Maximum processes of a job that may hold its port, and descriptors of each.

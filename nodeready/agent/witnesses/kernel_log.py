@@ -56,8 +56,7 @@ def run_tool(
     return ended, bytes(tail.data[-_MAX_OUTPUT_BYTES:]).decode("utf-8", "replace")
 
 
-#: Seconds of a limit that are reserved for ending a tool and reading its output.
-_SPARE_S = 0.5
+_SPARE_S = 0.5  # seconds of a limit that are reserved for ending a tool and reading its output
 
 
 def tool_deadline(supervisor: ProcessSupervisor, limit_s: float) -> float:
@@ -98,8 +97,7 @@ class LogUnreadable(Exception):
 _MAX_MESSAGES, _MAX_ALIKE = 50, 5
 _TEXT = 200
 _MAX_LINE = 1000  # maximum characters of a line that are searched
-#: Seconds that the clocks of the kernel's log and of a process's start may differ.
-_SLACK_S = 2.0
+_SLACK_S = 2.0  # seconds that the clocks of the kernel's log and of a process's start may differ
 #: Before the text of a line: its priority or level; its time, in seconds since boot or as a date;
 #: the host in the journal and in syslog; the number of the caller, which some kernels print.
 _BOOT = r"\[ *(\d{1,12}\.\d{1,9})\] ?"

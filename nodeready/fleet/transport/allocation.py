@@ -121,8 +121,7 @@ class _SlurmNodeState:
         return f"is {self.state}{reason}"
 
 
-#: The state of a node that Slurm does not know.
-_GONE = _SlurmNodeState("gone", 0, "none", ())
+_GONE = _SlurmNodeState("gone", 0, "none", ())  # the state of a node that Slurm does not know
 
 
 def _state_of(nodes: Sequence[str]) -> dict[str, _SlurmNodeState]:

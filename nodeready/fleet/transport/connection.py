@@ -47,17 +47,14 @@ from nodeready.fleet.transport.ssh_config import SshConfigError, SshSettings
 # --- paramiko's connection, within bounds.
 
 TURN_S = 0.005  # seconds that a connection with more to read may block its peers
-#: A read that takes longer has waited, and other connections ran meanwhile.
-_WAITED_S = 0.0002
+_WAITED_S = 0.0002  # A read that takes longer has waited, and other connections ran meanwhile
 #: Bytes that an sshd may say unasked: its banner, two key exchanges, a login.
 UNASKED_BYTES = 1 << 20
 _MIN_BYTES = 128  # bytes that a small read counts as, because it costs as much
 #: Bytes that an agreement on new keys counts as. sshd asks for one after 1 GiB (RekeyLimit).
 _KEYS_BYTES = 64 << 10
-#: The largest packet; OpenSSH's limit as well (packet.c, PACKET_MAX_SIZE).
-PACKET_BYTES = 256 << 10
-#: Maximum items that a packet may announce: pairs, or questions at a login.
-_MAX_COUNT = 64
+PACKET_BYTES = 256 << 10  # the largest packet; OpenSSH's limit as well (packet.c, PACKET_MAX_SIZE)
+_MAX_COUNT = 64  # maximum items that a packet may announce: pairs, or questions at a login
 #: Bits of our secret for a group that the sshd chooses: twice those of the longest key that is
 #: made of it (RFC 4419, section 6.2). paramiko takes as many as the group has, seconds of work.
 _SECRET_BITS = 512

@@ -16,6 +16,7 @@ import os
 import random
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -314,7 +315,7 @@ class SshLogins:
         self.limit_s = limit_s
         self._config_by_path: dict[str, SshConfig] = {}
         self._known_hosts: dict[tuple[str, ...], KnownHostsFiles] = {}
-        self._limiters: dict[Any, HandshakeLimiter] = {}
+        self._limiters: defaultdict[Any, HandshakeLimiter] = defaultdict(HandshakeLimiter)
         self._jump_hosts: dict[Login, JumpHost] = {}
         self._agents: dict[str, Agent] = {}
         self._neighbours = connection.Neighbours(notify)
@@ -414,9 +415,7 @@ class SshLogins:
             login = replace(login, config=file) if jumps else login
         if jumps and jumps != login.name:
             jump = self._jump_host(jumps, login, route)
-            limiter = self._limiters.setdefault(
-                (jump, settings.hostname, settings.port), HandshakeLimiter()
-            )
+            limiter = self._limiters[jump, settings.hostname, settings.port]
             with limiter.turn(client, deadline):
                 client.proxy = jump.proxy_by_master(settings)
                 client.stage = connection.BANNER
@@ -429,7 +428,7 @@ class SshLogins:
         if command:
             if settings.value("proxyusefdpass") == "yes":
                 raise SshConfigError(f"{login.name}: nodeready has no ProxyUseFdpass")
-            limiter = self._limiters.setdefault(("command", command), HandshakeLimiter())
+            limiter = self._limiters["command", command]
             with limiter.turn(client, deadline):
                 error = f"{login.name}: the ProxyCommand of the ssh configuration here fails"
                 client.proxy = connection.Proxy(expand(command, settings.tokens()), error)
@@ -438,7 +437,7 @@ class SshLogins:
             return
         addresses = self._addresses(settings)
         binding = settings.value("bindaddress"), settings.value("bindinterface")
-        limiter = self._limiters.setdefault((addresses[0][1][:2], binding), HandshakeLimiter())
+        limiter = self._limiters[addresses[0][1][:2], binding]
         with limiter.turn(client, deadline):
             sock = connection.open_tcp(addresses, settings, self.limit_s)
             client.stage = connection.BANNER
