@@ -426,19 +426,46 @@ def observe(
     world = next((int(text[:10]) for text in texts if text.isdecimal()), None)
     until = min(supervisor.deadline, time.monotonic() + limit_s)
 
+    def query() -> Ras:
+        """The report, after checks of the library and the listener. Raises _Absent, OSError."""
+        pids = [pid for pid, _, _ in user_ranks]
+        version = software.find_library(pids, uid)
+        # Without a listener, a warning about a query makes no sense.
+        listener = _listener_address(pids, uid, address)
+        numbers = software.numbers(version)
+        if makes_communicator:
+            raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
+        if not allow and numbers is None:
+            raise _Absent(
+                f"the version of the job's NCCL is not known, and old ones crash: {_ALLOW}"
+            )
+        if not allow and numbers is not None and numbers < SAFE:
+            raise _Absent(
+                f"NCCL {version}: asking versions before {'.'.join(map(str, SAFE))} has crashed "
+                f"jobs: {_ALLOW}"
+            )
+        # The job may have ranks on other nodes, which were not checked.
+        if not allow and world != len(ranks):
+            raise _Absent(
+                f"NCCL {version}: asking while a communicator is made, also on another node, has "
+                f"crashed jobs: {_ALLOW}"
+            )
+        ras = _fetch_report(listener, until)
+        rank_by_pid = {number: rank for pid, _, rank in user_ranks for number in all_pids(pid)}
+        listed_pids = {
+            member.pid for group in ras.communicators for member in group.members if member.host
+        }
+        lists_all_members = all(group.hash.startswith("0x") for group in ras.communicators)
+        if ras.communicators and lists_all_members and not listed_pids & rank_by_pid.keys():
+            raise _Absent(f"another job has answered at {_shown(listener)}")
+        groups = with_world_ranks(ras.communicators, rank_by_pid, world)
+        return replace(ras, version=ras.version or version, communicators=within_limits(groups))
+
     def work(send: Send) -> None:
         try:
             give_up(rights_of_job(user_ranks[0][0], uid))
             confine(_MEMORY, _CPU_S)
-            ras = _query(
-                user_ranks,
-                address,
-                until,
-                world=world,
-                allow=allow,
-                has_other_nodes=world != len(ranks),
-                makes_communicator=makes_communicator,
-            )
+            ras = query()
         except (_Absent, software.NoNccl) as absent:
             ras = Ras(str(absent))
         except (MemoryError, RecursionError):
@@ -487,54 +514,6 @@ def _address(text: str) -> tuple[str, int]:
         with contextlib.suppress(ValueError):
             return str(ipaddress.ip_address(host)), port
     raise _Absent(f"NCCL_RAS_ADDR={ascii(text[:60])[1:-1]}: only a numeric address is asked")
-
-
-def _query(
-    ranks: Sequence[tuple[int, int, int | None]],
-    address: tuple[str, int],
-    until: float,
-    *,
-    world: int | None,
-    allow: bool,
-    has_other_nodes: bool,
-    makes_communicator: bool,
-) -> Ras:
-    """Check the library and the listener, then fetch the report; with the user's rights. Raises
-    _Absent, OSError.
-    ranks: of one user
-    world: number of ranks of the whole job; None: not known
-    allow, makes_communicator: as for `observe`
-    has_other_nodes: the job may have ranks on other nodes, which were not checked
-    """
-    uid, pids = ranks[0][1], [pid for pid, _, _ in ranks]
-    version = software.find_library(pids, uid)
-    # Without a listener, a warning about a query makes no sense.
-    listener = _listener_address(pids, uid, address)
-    version_numbers = software.numbers(version)
-    if makes_communicator:
-        raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
-    if not allow and version_numbers is None:
-        raise _Absent(f"the version of the job's NCCL is not known, and old ones crash: {_ALLOW}")
-    if not allow and version_numbers is not None and version_numbers < SAFE:
-        raise _Absent(
-            f"NCCL {version}: asking versions before {'.'.join(map(str, SAFE))} has crashed jobs: "
-            f"{_ALLOW}"
-        )
-    if not allow and has_other_nodes:
-        raise _Absent(
-            f"NCCL {version}: asking while a communicator is made, also on another node, has "
-            f"crashed jobs: {_ALLOW}"
-        )
-    ras = _fetch_report(listener, until)
-    rank_by_pid = {number: rank for pid, _, rank in ranks for number in all_pids(pid)}
-    listed_pids = {
-        member.pid for group in ras.communicators for member in group.members if member.host
-    }
-    lists_all_members = all(group.hash.startswith("0x") for group in ras.communicators)
-    if ras.communicators and lists_all_members and not listed_pids & rank_by_pid.keys():
-        raise _Absent(f"another job has answered at {_shown(listener)}")
-    groups = with_world_ranks(ras.communicators, rank_by_pid, world)
-    return replace(ras, version=ras.version or version, communicators=within_limits(groups))
 
 
 # --- The listener, which must belong to the job.
