@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nodeready.agent.proofs.core import whole_bytes
 from nodeready.agent.stacks import processes, ranks
 from nodeready.agent.users_file import ROOT, follow, open_regular
 
@@ -222,11 +221,8 @@ class CoreReader:
         #: The complete size; None: the core ends within its program headers.
         self.whole_bytes: int | None = None
         if len(table) == size:
-            # whole_bytes expects the program headers at their place in the file.
-            gap = b"\0" * max(0, min(offset, 1 << 20) - len(head))
-            total_bytes = whole_bytes(head[:offset] + gap + table)
-            if total_bytes is not None and total_bytes <= sys.maxsize:
-                self.whole_bytes = total_bytes
+            total_bytes = max((n.offset + n.size for n in (*memory, *notes)), default=0)
+            self.whole_bytes = total_bytes if total_bytes <= sys.maxsize else None
         data = b"".join(_read(number, min(n.size, _NOTES_BYTES), n.offset) for n in notes[:1])
         self.notes: Notes = parse(data)
 

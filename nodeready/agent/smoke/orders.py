@@ -201,13 +201,14 @@ class PairAnswer:
     number: wire.Count
     target: wire.Name
     # the addresses of the target's name on this node, in the resolver's order
-    resolved: tuple[wire.Name, ...]
-    error: wire.Line  # why the name has no address
-    address: wire.Name  # of the connection; "": no resolved address is the target's own
-    tries: tuple[Try, ...]  # of the ports, in their order; fewer than ports when the time was over
+    resolved: tuple[wire.Name, ...] = ()
+    error: wire.Line = ""  # why the name has no address
+    address: wire.Name = ""  # of the connection; "": no resolved address is the target's own
+    # of the ports, in their order; fewer than ports when the time was over
+    tries: tuple[Try, ...] = ()
     # of the data: ``ok``, ``small`` or ``large`` (the part that did not come back), ``slow`` (the
     # large part cannot come back in time), "" when no port works
-    outcome: wire.Name
-    ms: float  # the median of the small messages' round trips
-    gbps: float  # of the large message, in both directions, in Gbit/s
-    retransmits: int  # TCP segments that this node sent again for it; -1: unknown
+    outcome: wire.Name = ""
+    ms: float = 0.0  # the median of the small messages' round trips
+    gbps: float = 0.0  # of the large message, in both directions, in Gbit/s
+    retransmits: int = -1  # TCP segments that this node sent again for it; -1: unknown

@@ -18,6 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from nodeready.agent.proofs import mesh
 from nodeready.agent.proofs.mesh import Try
@@ -269,42 +270,33 @@ class _Echo:
 
 
 def run_pair(
-    order: PairOrder,
-    own_addresses: tuple[str, ...],
-    stop: threading.Event,
+    order: PairOrder, own_addresses: tuple[str, ...], stop: threading.Event
 ) -> PairAnswer:
     """Test the path from this node, which has these addresses, to the order's target."""
     deadline = Deadline(order.limit_s, stop)
     peer = order.target
-    resolved: tuple[str, ...] = ()
-    error = address = outcome = ""
-    ms = gbps = 0.0
-    retransmits = -1
-    tries: list[Try] = []
+    answer, tries = PairAnswer(order.number, peer.name), list[Try]()
     # When the time is over, the answer has the results so far.
     with contextlib.suppress(TestOver, OSError):
         resolved, error = resolve(peer.name, deadline.join)
         address = mesh.peer_address(resolved, peer.addresses, own_addresses)
+        answer = replace(answer, resolved=resolved, error=error, address=address)
         # Half of the time is for the data.
         half = deadline.began + order.limit_s / 2
         ports = order.ports if address else ()
-        for attempt in mesh.try_ports(
-            address, ports, listener_mark(peer.token), half, deadline.ready
-        ):
+        mark = listener_mark(peer.token)
+        for attempt in mesh.try_ports(address, ports, mark, half, deadline.ready):
             tries.append(attempt)
         port = next((attempt.port for attempt in tries if attempt.outcome == mesh.OK), None)
         if port is not None:
-            outcome = "small"
+            answer = replace(answer, outcome="small")
             connection = _greet(peer, (address, port), deadline)
             if connection is not None:
                 echo = _Echo(connection, order, deadline)
                 try:
                     echo.run()
                 finally:
-                    outcome, ms, gbps = echo.outcome, echo.ms, echo.gbps
-                    retransmits = _lost_packets(connection)
+                    answer = replace(answer, outcome=echo.outcome, ms=echo.ms, gbps=echo.gbps)
+                    answer = replace(answer, retransmits=_lost_packets(connection))
                     connection.close()
-    return PairAnswer(
-        number=order.number, target=peer.name, resolved=resolved, error=error, address=address,
-        tries=tuple(tries), outcome=outcome, ms=ms, gbps=gbps, retransmits=retransmits,
-    )  # fmt: skip
+    return replace(answer, tries=tuple(tries))

@@ -377,12 +377,9 @@ def _foreign_holder(port: int) -> str:
 def _empty_answer(order: _Work, reason: str) -> orders.CollectiveAnswer | orders.PairAnswer:
     """The answer to an order that a mistake in this program leaves without a result."""
     if isinstance(order, orders.PairOrder):
-        return orders.PairAnswer(
-            order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1
-        )
-    return orders.CollectiveAnswer(
-        order.number, reason, orders.failed_ranks(order, "start", reason)
-    )
+        return orders.PairAnswer(order.number, order.target.name, error=reason)
+    ranks = orders.failed_ranks(order, "start", reason)
+    return orders.CollectiveAnswer(order.number, reason, ranks)
 
 
 def _no_port(ports: tuple[int, ...], busy: Iterable[Busy]) -> str:
