@@ -103,14 +103,9 @@ class Answer:
 INTERRUPT = Gap(INTERRUPTED, "no answer: interrupted")
 
 
-def interrupted() -> Answer:
-    """The answer of a node that was left out because of an interrupt."""
-    return Answer(gap=INTERRUPT)
-
-
-def late(reached: bool = True) -> Answer:
-    """The answer of a node for which the deadline came first. reached: it was connected"""
-    return Answer(gap=Gap(LATE if reached else UNREACHABLE, LATE_WORDS))
+def late(reached: bool = True) -> Gap:
+    """The gap of a node for which the deadline came first. reached: it was connected"""
+    return Gap(LATE if reached else UNREACHABLE, LATE_WORDS)
 
 
 ResultT = TypeVar("ResultT")
@@ -194,12 +189,12 @@ def exchanges_of(
 
 
 def end_all(
-    exchanges: dict[Key, Exchange[ResultT]], last: Callable[[Key], Answer]
+    exchanges: dict[Key, Exchange[ResultT]], last: Callable[[Key], Gap]
 ) -> Outcomes[ResultT]:
-    """Remove and yield these conversations; the last answer of each has a gap."""
+    """Remove and yield these conversations; the last answer of each has this gap."""
     for key in list(exchanges):
         exchange = exchanges.pop(key)
-        exchange.end(last(key))
+        exchange.end(Answer(gap=last(key)))
         yield key, exchange.outcome
 
 

@@ -20,6 +20,7 @@ from typing import IO, Protocol, cast
 
 from nodeready.agent.asking import (
     ERROR_BYTES,
+    INTERRUPT,
     TIMED_OUT,
     Answer,
     Conversation,
@@ -32,7 +33,6 @@ from nodeready.agent.asking import (
     Transport,
     end_all,
     exchanges_of,
-    interrupted,
 )
 from nodeready.core import shell
 from nodeready.core.outcome import HUNG, LATE, OUTPUT, REFUSED, SUDO, TIMEOUT, Gap
@@ -428,7 +428,7 @@ class Local(Transport):
         except KeyboardInterrupt:
             self.interrupted = True
             self._end(running)
-            yield from end_all(exchanges, lambda key: interrupted())
+            yield from end_all(exchanges, lambda key: INTERRUPT)
         finally:
             self._end(running)
 

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from nodeready.core.files import make_directory, write_atomically
+
 
 class LabError(Exception):
     """One line for a person: what happened, where, what to do. Never a traceback."""
@@ -122,12 +124,8 @@ def save(state: LabState) -> None:
 
 def write(path: Path, content: str, mode: int = 0o644) -> None:
     """Replace a file in one step."""
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as out:
-        out.write(content)
-    new.rename(path)
+    make_directory(path.parent, 0o755)
+    write_atomically(path, [content], mode, keep_mode=False)
 
 
 def boot_id() -> str:

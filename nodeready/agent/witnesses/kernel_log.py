@@ -8,7 +8,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from nodeready import knowledge
@@ -32,28 +32,20 @@ def tool_path(name: str) -> str:
     return path if path and changeable_by_root_only(path) else ""
 
 
-@dataclass
-class _OutputTail:
-    """The last bytes of a tool's output."""
-
-    data: bytearray = field(default_factory=bytearray)
-
-    def __call__(self, process: object, stream: int, data: bytes) -> None:
-        if stream == 1:
-            self.data += data
-            if len(self.data) > 2 * _MAX_OUTPUT_BYTES:
-                del self.data[:-_MAX_OUTPUT_BYTES]
-
-
 def run_tool(
     supervisor: ProcessSupervisor, argv: Sequence[str], limit_s: float
 ) -> tuple[Ended, str]:
     """How a tool ended, and the end of its output. Raises OSError."""
-    tail = _OutputTail()
-    ended = supervisor.run(
-        argv, max(0.2, limit_s), tail, env={**os.environ, "LC_ALL": "C", "PATH": _PATH}
-    )
-    return ended, bytes(tail.data[-_MAX_OUTPUT_BYTES:]).decode("utf-8", "replace")
+    tail = bytearray()
+
+    def keep(process: object, stream: int, data: bytes) -> None:
+        tail.extend(data if stream == 1 else b"")
+        if len(tail) > 2 * _MAX_OUTPUT_BYTES:
+            del tail[:-_MAX_OUTPUT_BYTES]
+
+    environment = {**os.environ, "LC_ALL": "C", "PATH": _PATH}
+    ended = supervisor.run(argv, max(0.2, limit_s), keep, env=environment)
+    return ended, bytes(tail[-_MAX_OUTPUT_BYTES:]).decode("utf-8", "replace")
 
 
 _SPARE_S = 0.5  # seconds of a limit that are reserved for ending a tool and reading its output

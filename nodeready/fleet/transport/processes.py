@@ -31,6 +31,7 @@ from gevent.lock import BoundedSemaphore
 from gevent.queue import Empty, Queue
 
 from nodeready.agent.asking import (
+    INTERRUPT,
     Answer,
     Conversation,
     Exchange,
@@ -44,7 +45,6 @@ from nodeready.agent.asking import (
     bug_text,
     end_all,
     exchanges_of,
-    interrupted,
     late,
     node_of,
 )
@@ -311,7 +311,7 @@ class WorkerTransport(Transport):
             except KeyboardInterrupt:
                 self.interrupted = stopped = True
                 self._stop(call)
-                yield from end_all(exchanges, lambda key: interrupted())
+                yield from end_all(exchanges, lambda key: INTERRUPT)
             finally:
                 if exchanges and not stopped:
                     stopped = True
@@ -346,7 +346,7 @@ class WorkerTransport(Transport):
         """End every conversation of a child that is gone, with the reason."""
         nodes = set(child.nodes)
         ended = {key: exchanges.pop(key) for key in list(exchanges) if node_of(key) in nodes}
-        yield from end_all(ended, lambda key: Answer(gap=Gap(FAILED, child.gone_reason)))
+        yield from end_all(ended, lambda key: Gap(FAILED, child.gone_reason))
 
     def open(self, request: Request) -> NodeChannel:
         return _RemoteChannel(self, request)

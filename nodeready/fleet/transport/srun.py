@@ -26,6 +26,7 @@ from gevent.queue import Empty, Queue
 from nodeready.agent.asking import (
     ANSWER_BYTES,
     ERROR_BYTES,
+    INTERRUPT,
     Answer,
     Conversation,
     Exchange,
@@ -39,7 +40,6 @@ from nodeready.agent.asking import (
     bug_text,
     end_all,
     exchanges_of,
-    interrupted,
     late,
     new_nonce,
     node_of,
@@ -127,7 +127,7 @@ class Srun(Transport):
         except KeyboardInterrupt:
             self.interrupted = True
             steps.end()
-            yield from end_all(exchanges, lambda key: interrupted())
+            yield from end_all(exchanges, lambda key: INTERRUPT)
         finally:
             steps.end()
 

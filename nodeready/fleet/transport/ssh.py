@@ -34,6 +34,7 @@ from pyinfra.context import ctx_host, ctx_state
 from nodeready.agent import local
 from nodeready.agent.asking import (
     CONNECT_TIMEOUT_S,
+    INTERRUPT,
     Answer,
     Conversation,
     Exchange,
@@ -47,7 +48,6 @@ from nodeready.agent.asking import (
     end_all,
     end_script,
     exchanges_of,
-    interrupted,
     late,
     node_of,
 )
@@ -166,7 +166,7 @@ class ParallelTransport(Transport):
         except KeyboardInterrupt:
             self.interrupted = is_interrupted = True
             gevent.killall(jobs, block=False)
-            yield from end_all(exchanges, lambda key: interrupted())
+            yield from end_all(exchanges, lambda key: INTERRUPT)
         finally:
             gevent.killall(jobs, block=False)
             if is_interrupted:

@@ -89,8 +89,6 @@ def ssh_lines(
             yield SshLine(criteria, parsed.keyword, text.strip())
 
 
-# --- The settings.
-
 # --- The settings of the inventory.
 
 
