@@ -89,6 +89,21 @@ class Listener:
     inode: int
 
 
+def kernel_text(path: str) -> str:
+    """The content of a file of the kernel; "": unreadable."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(16 << 20)
+    except OSError:
+        return ""
+
+
+def all_listeners(pid: int | str = "self") -> Iterator[Listener]:
+    """The listening sockets in the network namespace of a process."""
+    for name in ("tcp", "tcp6"):
+        yield from listeners(kernel_text(f"/proc/{pid}/net/{name}"))
+
+
 def listeners(text: str) -> Iterator[Listener]:
     """The listening sockets in /proc/net/tcp or tcp6 (proc(5))."""
     for row in text.splitlines()[1:]:
@@ -211,11 +226,9 @@ def hung_devices() -> set[str]:
     """The devices for which a killed process of an earlier run still waits in the kernel."""
     devices = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-                text = file.read()
-            match = re.match(rf"Name:\t{_NAME_PREFIX}(\d+:\d+)\n", text)
-            pending = re.search(r"^SigPnd:\t([0-9a-f]+)$", text, re.MULTILINE)
-            if match and pending and int(pending[1], 16) & _KILLED:
-                devices.add(match[1])
+        text = kernel_text(f"/proc/{pid}/status")
+        match = re.match(rf"Name:\t{_NAME_PREFIX}(\d+:\d+)\n", text)
+        pending = re.search(r"^SigPnd:\t([0-9a-f]+)$", text, re.MULTILINE)
+        if match and pending and int(pending[1], 16) & _KILLED:
+            devices.add(match[1])
     return devices

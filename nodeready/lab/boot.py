@@ -111,7 +111,10 @@ def become_node(directory: str, spec: Spec, status: int, go: int) -> NoReturn:
     _overlay_kernel(spec["targets"])
     socket.sethostname(spec["name"])
     for path in spec["gone"]:
-        _remove(path)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            Path(path).unlink(missing_ok=True)
     for path, item in spec["files"].items():
         _write(Path(path), base64.b64decode(item["data"]), item["mode"])
     if os.read(go, 1) != b"g":
@@ -204,13 +207,6 @@ def _overlay_kernel(targets: list[str]) -> None:
 
 def _bind(source: str, target: str) -> None:
     host.mount(source, target, flags=host.BIND)
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        Path(path).unlink(missing_ok=True)
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:

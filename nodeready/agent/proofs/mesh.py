@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nodeready.agent.proc import kernel_text
 from nodeready.agent.resolver import resolve
 from nodeready.core import wire
 from nodeready.subjects.proof.facts import Busy, ProofConfig
@@ -265,15 +266,6 @@ def addresses_in(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
 
 def local_addresses() -> tuple[str, ...]:
     return addresses_in(kernel_text("/proc/net/fib_trie"), kernel_text("/proc/net/if_inet6"))
-
-
-def kernel_text(path: str) -> str:
-    """The content of a file of the kernel; "": unreadable."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 #: Tells whether a socket is ready for these events of poll(2) within these seconds. It may raise

@@ -19,8 +19,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from nodeready.agent.proc import all_listeners, kernel_text
 from nodeready.agent.proofs.active import IdleTools, failure
-from nodeready.agent.proofs.mesh import kernel_text, local_addresses, peer_address
+from nodeready.agent.proofs.mesh import local_addresses, peer_address
 from nodeready.agent.resolver import resolve
 from nodeready.agent.runtime import ProcessSupervisor, hold_streams
 from nodeready.core import wire
@@ -85,8 +86,7 @@ def _port_words(port: str, tcp_port: int) -> tuple[str, ...]:
 
 def _is_listening(tcp_port: int) -> bool:
     """Whether a program listens on this port. To bind it would keep a server from it."""
-    sockets = kernel_text("/proc/net/tcp") + kernel_text("/proc/net/tcp6")
-    return f"{tcp_port:04X}" in re.findall(r":([0-9A-F]{4}) \S+ 0A ", sockets)
+    return any(listener.port == tcp_port for listener in all_listeners())
 
 
 class _RdmaTester:

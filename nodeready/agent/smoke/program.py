@@ -12,7 +12,6 @@ the alarm end both parts and all that they started at once, even in the middle o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import queue
@@ -28,7 +27,7 @@ from functools import partial
 from typing import Any, NoReturn, Union
 
 from nodeready.agent import payload
-from nodeready.agent.proc import holder_text, listeners, user_name
+from nodeready.agent.proc import all_listeners, holder_text, user_name
 from nodeready.agent.proofs import session
 from nodeready.agent.proofs.mesh import local_addresses
 from nodeready.agent.runtime import Ended, ProcessSupervisor, bug_text, hold_streams
@@ -366,11 +365,9 @@ class _NodePart(_ProgramPart):
 
 def _foreign_holder(port: int) -> str:
     """Another user's process that has a port of our ranks; "": none is visible."""
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
-            for listener in listeners(file.read()):
-                if listener.port == port:
-                    return "" if listener.uid == os.geteuid() else holder_text(listener)
+    for listener in all_listeners():
+        if listener.port == port:
+            return "" if listener.uid == os.geteuid() else holder_text(listener)
     return ""
 
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 
-from nodeready.agent.proc import holder_text, list_directory, listeners, socket_inodes
+from nodeready.agent.proc import all_listeners, holder_text, list_directory, socket_inodes
 from nodeready.agent.resolver import resolve
 from nodeready.agent.secrets import redact
 from nodeready.agent.stacks import processes
@@ -213,8 +213,7 @@ def _hca_ports() -> Iterator[HcaPort]:
 
 def _listener(pid: int, port: str, job_pids: Sequence[int]) -> tuple[str, bool]:
     """The process that listens on a port, and whether it is the user's: as of a `Rendezvous`."""
-    tables = (processes.contents(f"/proc/{pid}/net/{name}", _TABLE_BYTES) for name in _TABLES)
-    sockets = [row for table in tables for row in listeners(table) if str(row.port) == port]
+    sockets = [row for row in all_listeners(pid) if str(row.port) == port]
     if not sockets:
         return "", False
     inodes = {str(row.inode) for row in sockets}
@@ -226,9 +225,6 @@ def _listener(pid: int, port: str, job_pids: Sequence[int]) -> tuple[str, bool]:
     if is_users and os.geteuid() not in (0, job_uid):
         return "", False
     return holder_text(sockets[0]), is_users
-
-
-_TABLES = ("tcp", "tcp6")
 
 
 def _family(pids: Sequence[int]) -> list[int]:

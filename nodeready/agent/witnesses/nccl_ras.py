@@ -20,12 +20,12 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from nodeready.agent.proc import Listener, all_pids, listeners, socket_inodes
+from nodeready.agent.proc import Listener, all_listeners, all_pids, socket_inodes
 from nodeready.agent.runtime import ForkedWorker, ProcessSupervisor, Send
 from nodeready.agent.stacks.processes import FAMILIES
 from nodeready.agent.users_file import confine, give_up, rights_of_job
@@ -358,8 +358,7 @@ SAFE = (2, 29, 2)
 _PORT = 28028  # the port, unless NCCL_RAS_ADDR names another address (NCCL user guide)
 _MAX_BYTES = 32 << 20  # maximum bytes of an answer: some 50,000 members
 _MEMORY, _CPU_S = 1 << 30, 20  # maximum memory and CPU seconds of the fork
-#: Maximum bytes of a list of sockets; maximum descriptors read of a process.
-_MAX_SOCKETS, _MAX_DESCRIPTORS = 16 << 20, 65536
+_MAX_DESCRIPTORS = 65536  # maximum descriptors read of a process
 #: Maximum seconds that the port waits for the job's other processes (RAS_COLLECTIVE_LEG_TIMEOUT).
 _LEG_S = 5
 _ALLOW = "--ras asks all the same"
@@ -536,7 +535,7 @@ def _listener_address(pids: Sequence[int], uid: int, address: tuple[str, int]) -
     own_namespace = os.readlink("/proc/self/ns/net")
     if any(os.readlink(f"/proc/{pid}/ns/net") != own_namespace for pid in pids):
         raise _Absent("the job has a network of its own (a container's): its port is not asked")
-    matching = [listener for listener in _listeners() if _matches(listener, host, port)]
+    matching = [listener for listener in all_listeners() if _matches(listener, host, port)]
     place = _shown((host or "localhost", port))
     if not matching:
         raise _Absent(f"nothing listens at {place}: no communicator of NCCL's, or no RAS")
@@ -551,12 +550,6 @@ def _listener_address(pids: Sequence[int], uid: int, address: tuple[str, int]) -
     if chosen.is_unspecified:
         return ("127.0.0.1" if chosen.version == 4 else "::1"), port
     return str(chosen), port
-
-
-def _listeners() -> Iterator[Listener]:
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/net/{name}", "rb") as file:
-            yield from listeners(file.read(_MAX_SOCKETS).decode("ascii", "replace"))
 
 
 def _shown(listener: tuple[str, int]) -> str:

@@ -55,11 +55,8 @@ def too_many(count: int, shown: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    if len(text) > MAX_NAME:
-        return False
-    if _NAME.fullmatch(text):
-        return True
-    return ":" in text and is_ipv6(text)
+    is_name = _NAME.fullmatch(text) is not None or (":" in text and is_ipv6(text))
+    return is_name and len(text) <= MAX_NAME
 
 
 def is_ipv6(text: str) -> bool:

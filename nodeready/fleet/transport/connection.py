@@ -41,6 +41,7 @@ from paramiko.ssh_exception import AuthenticationException, NoValidConnectionsEr
 
 from nodeready.agent.asking import DEAD_AFTER_S, KEEPALIVE_S
 from nodeready.agent.local import end_session
+from nodeready.agent.proc import first_number, kernel_text
 from nodeready.core import shell
 from nodeready.fleet.transport.ssh_config import SshConfigError, SshSettings
 
@@ -403,13 +404,11 @@ class Neighbours:
     """The nodes on this machine's networks, each a row in the neighbour table."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
-        self._notify, self._addresses, self._limit = notify, set[str](), 0
+        self._notify, self._addresses = notify, set[str]()
+        self._limit = first_number("/proc/sys/net/ipv4/neigh/default/gc_thresh3") or 0
         self._networks: list[tuple[ipaddress.IPv4Network, bool]] = []
-        with contextlib.suppress(OSError, ValueError):
-            with open("/proc/sys/net/ipv4/neigh/default/gc_thresh3", encoding="ascii") as file:
-                self._limit = int(file.read())
-            with open("/proc/net/route", encoding="ascii") as file:
-                self._networks = routes(file.read())
+        with contextlib.suppress(ValueError):
+            self._networks = routes(kernel_text("/proc/net/route"))
 
     def add(self, address: str) -> None:
         """Count an address to connect to; warn once, near the limit of the table."""
