@@ -164,6 +164,8 @@ class Exchange(Generic[ResultT]):
         except GapError as end:
             self._end(gap=end.gap)
         except Exception as error:  # noqa: BLE001 - our bug fails only this node
+            from nodeready.agent.runtime import bug_text
+
             self._end(gap=Gap(FAILED, bug_text(error)))
 
     def _end(self, value: ResultT | None = None, gap: Gap | None = None) -> None:
@@ -201,15 +203,6 @@ def end_all(
 def append_up_to(buffer: bytearray, data: bytes, maximum: int) -> None:
     """Append as much of ``data`` as fits into ``maximum`` bytes; the rest is dropped."""
     buffer += data[: max(0, maximum - len(buffer))]
-
-
-def bug_text(error: Exception) -> str:
-    """An unexpected exception in one line, with its place in the code."""
-    import traceback  # It takes long to load, and is not needed.
-
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    position = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
-    return f"internal error at {position}: {type(error).__name__}: {error}"
 
 
 class NodeChannel(ABC):

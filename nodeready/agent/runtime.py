@@ -39,7 +39,8 @@ def bug_text(problem: BaseException) -> str:
     """An unexpected exception in one line, with its place."""
     place = traceback.extract_tb(problem.__traceback__)[-1]
     position = f"{os.path.basename(place.filename)}:{place.lineno}"
-    return " ".join(f"{type(problem).__name__}: {problem} ({position})".split())[:300]
+    text = f"internal error at {position}: {type(problem).__name__}: {problem}"
+    return " ".join(text.split())[:300]
 
 
 # --- Ending processes with all that they started, also when this process is killed.

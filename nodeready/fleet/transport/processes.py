@@ -42,12 +42,12 @@ from nodeready.agent.asking import (
     ResultT,
     SshPeer,
     Transport,
-    bug_text,
     end_all,
     exchanges_of,
     late,
     node_of,
 )
+from nodeready.agent.runtime import bug_text
 from nodeready.core.exit_codes import handle_signals
 from nodeready.core.outcome import FAILED, INTERRUPTED, LATE, Gap
 

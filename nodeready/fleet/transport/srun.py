@@ -37,7 +37,6 @@ from nodeready.agent.asking import (
     ResultT,
     Transport,
     append_up_to,
-    bug_text,
     end_all,
     exchanges_of,
     late,
@@ -45,6 +44,7 @@ from nodeready.agent.asking import (
     node_of,
 )
 from nodeready.agent.local import READ_BYTES, LineChannel, as_root, sudo_error
+from nodeready.agent.runtime import bug_text
 from nodeready.core import shell
 from nodeready.core.outcome import FAILED, LOST, OUTPUT, TIMEOUT, UNREACHABLE, Gap
 from nodeready.fleet.inventory.nodeset import fold

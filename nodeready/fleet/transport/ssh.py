@@ -44,7 +44,6 @@ from nodeready.agent.asking import (
     ResultT,
     SshPeer,
     Transport,
-    bug_text,
     end_all,
     end_script,
     exchanges_of,
@@ -52,6 +51,7 @@ from nodeready.agent.asking import (
     node_of,
 )
 from nodeready.agent.local import LineChannel, Stream, as_root, judge_reply, piped
+from nodeready.agent.runtime import bug_text
 from nodeready.core import shell
 from nodeready.core.outcome import FAILED, HUNG, LOST, OUTPUT, UNREACHABLE, Gap
 from nodeready.fleet.transport import logins
