@@ -500,6 +500,7 @@ class Pipes:
         return self.read_from(self.stdout, limit_s)
 
     def read_from(self, file: IO[bytes], limit_s: float | None) -> bytes:
+        """As `read`, from one of its outputs. Raises TimeoutError, OSError."""
         if not self.select([file], [], [], limit_s)[0]:
             raise TimeoutError
         return os.read(file.fileno(), READ_BYTES)
