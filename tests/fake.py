@@ -8,6 +8,7 @@ raise KeyboardInterrupt, which is an interrupt in the middle of everything.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from nodeready.agent.asking import (
+    INTERRUPT,
     LATE_WORDS,
     Answer,
     Conversation,
@@ -19,7 +20,6 @@ from nodeready.agent.asking import (
     ResultT,
     Transport,
     exchanges_of,
-    interrupted,
     node_of,
 )
 from nodeready.agent.local import run
@@ -102,7 +102,7 @@ class Fake(Transport):
         except KeyboardInterrupt:
             self.interrupted = stopped = True
             for key, one in exchanges.items():
-                one.end(interrupted())
+                one.end(Answer(gap=INTERRUPT))
                 yield key, one.outcome
         finally:
             if stopped:

@@ -36,8 +36,7 @@ LATE_WORDS = "no answer in time"
 
 #: Maximum of an answer: a snapshot is some 20 KB, and at most 8 MB before it is packed.
 ANSWER_BYTES = 16 << 20
-#: Bytes of standard error that are kept; the rest is read and dropped.
-ERROR_BYTES = 64 << 10
+ERROR_BYTES = 64 << 10  # bytes of standard error that are kept; the rest is read and dropped
 
 #: Seconds for a connection: name resolution, TCP, banner, authentication and channel.
 CONNECT_TIMEOUT_S = 15
@@ -104,14 +103,9 @@ class Answer:
 INTERRUPT = Gap(INTERRUPTED, "no answer: interrupted")
 
 
-def interrupted() -> Answer:
-    """The answer of a node that was left out because of an interrupt."""
-    return Answer(gap=INTERRUPT)
-
-
-def late(reached: bool = True) -> Answer:
-    """The answer of a node for which the deadline came first. reached: it was connected"""
-    return Answer(gap=Gap(LATE if reached else UNREACHABLE, LATE_WORDS))
+def late(reached: bool = True) -> Gap:
+    """The gap of a node for which the deadline came first. reached: it was connected"""
+    return Gap(LATE if reached else UNREACHABLE, LATE_WORDS)
 
 
 ResultT = TypeVar("ResultT")
@@ -170,6 +164,8 @@ class Exchange(Generic[ResultT]):
         except GapError as end:
             self._end(gap=end.gap)
         except Exception as error:  # noqa: BLE001 - our bug fails only this node
+            from nodeready.agent.runtime import bug_text
+
             self._end(gap=Gap(FAILED, bug_text(error)))
 
     def _end(self, value: ResultT | None = None, gap: Gap | None = None) -> None:
@@ -191,32 +187,22 @@ Outcomes = Iterator[tuple[Key, Outcome[ResultT]]]
 def exchanges_of(
     conversations: Mapping[Key, Conversation[ResultT]],
 ) -> dict[Key, Exchange[ResultT]]:
-    """An exchange for each conversation."""
     return {key: Exchange(key, conversation) for key, conversation in conversations.items()}
 
 
 def end_all(
-    exchanges: dict[Key, Exchange[ResultT]], last: Callable[[Key], Answer]
+    exchanges: dict[Key, Exchange[ResultT]], last: Callable[[Key], Gap]
 ) -> Outcomes[ResultT]:
-    """Remove and yield these conversations; the last answer of each has a gap."""
+    """Remove and yield these conversations; the last answer of each has this gap."""
     for key in list(exchanges):
         exchange = exchanges.pop(key)
-        exchange.end(last(key))
+        exchange.end(Answer(gap=last(key)))
         yield key, exchange.outcome
 
 
 def append_up_to(buffer: bytearray, data: bytes, maximum: int) -> None:
     """Append as much of ``data`` as fits into ``maximum`` bytes; the rest is dropped."""
     buffer += data[: max(0, maximum - len(buffer))]
-
-
-def bug_text(error: Exception) -> str:
-    """An unexpected exception in one line, with its place in the code."""
-    import traceback  # It takes long to load, and is not needed.
-
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    position = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
-    return f"internal error at {position}: {type(error).__name__}: {error}"
 
 
 class NodeChannel(ABC):
@@ -367,8 +353,7 @@ def lock_holder() -> str:
     return f"{getpass.getuser()}@{os.uname().nodename}"
 
 
-#: Seconds that a command has on a node beyond the program's own limit.
-MARGIN_S = 2
+MARGIN_S = 2  # seconds that a command has on a node beyond the program's own limit
 
 
 def new_nonce() -> str:

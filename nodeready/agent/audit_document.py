@@ -175,8 +175,7 @@ class Audit:
 
 # --- Readiness: whether a node may get a job, and why not. The node's own program uses this, too.
 
-#: The statuses with which a node gets no job.
-STOPPING: tuple[str, ...] = ("fail", "unknown")
+STOPPING: tuple[str, ...] = ("fail", "unknown")  # the statuses with which a node gets no job
 
 
 def go(results: Iterable[Result]) -> bool:

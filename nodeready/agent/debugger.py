@@ -36,8 +36,6 @@ _UNPREPARED = "it was not started with --debug-rank, and"
 
 @dataclass(frozen=True)
 class DebuggerConfig:
-    """Which rank, and its process."""
-
     nonce: str  # as of every program that is sent to a node (`nodeready.agent.payload`)
     tag: str  # likewise
     rank: int

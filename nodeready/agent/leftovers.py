@@ -33,8 +33,6 @@ PROCESS, MOUNT, FILES, JOB = KINDS = ("process", "mount", "files", "job")
 
 @dataclass(frozen=True)
 class LeftoversConfig:
-    """The program's configuration."""
-
     nonce: str  # random word with which its line begins
     tag: str  # ``nodeready:RUN``, by which an interrupt finds the process
     limit_s: int = 40  # seconds after which it must have ended
@@ -85,8 +83,7 @@ class NodeLeftovers:
     incident: wire.Line = ""  # the directory of the evidence; "": none was kept
 
 
-#: Maximum leftovers in an answer, and characters of one text.
-_MAX_FOUND, _MAX_TEXT = 1000, 400
+_MAX_FOUND, _MAX_TEXT = 1000, 400  # maximum leftovers in an answer, and characters of one text
 #: Maximum threads of a process and files of a directory that are read.
 _MAX_THREADS, _MAX_FILES = 1024, 65536
 #: The device files of GPUs (NVIDIA's, and those of ROCm).
@@ -229,8 +226,7 @@ _OVER = frozenset(
         *("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
     )
 )
-#: Slurm waits for the last processes and the epilog of a job.
-_ENDING = "COMPLETING"
+_ENDING = "COMPLETING"  # Slurm waits for the last processes and the epilog of a job
 
 
 @dataclass(frozen=True)
@@ -334,8 +330,7 @@ def _believed_job(row: Leftover, jobs: Mapping[str, SlurmJob]) -> str:
 
 # --- The end of processes.
 
-#: Seconds between TERM and KILL, and from KILL on.
-_TERM_S, _KILL_S = 8.0, 4.0
+_TERM_S, _KILL_S = 8.0, 4.0  # seconds between TERM and KILL, and from KILL on
 
 
 def end(targets: Collection[tuple[int, float]]) -> None:

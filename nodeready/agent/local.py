@@ -20,6 +20,7 @@ from typing import IO, Protocol, cast
 
 from nodeready.agent.asking import (
     ERROR_BYTES,
+    INTERRUPT,
     TIMED_OUT,
     Answer,
     Conversation,
@@ -32,7 +33,6 @@ from nodeready.agent.asking import (
     Transport,
     end_all,
     exchanges_of,
-    interrupted,
 )
 from nodeready.core import shell
 from nodeready.core.outcome import HUNG, LATE, OUTPUT, REFUSED, SUDO, TIMEOUT, Gap
@@ -102,12 +102,9 @@ _LINE_BYTES = 256 << 10
 _ALL_BYTES = 16 << 20
 #: Kept bytes of the lines without the mark, which may have the reason why the script ended.
 _NOISE_BYTES = 4 << 10
-#: Maximum bytes of one read.
-READ_BYTES = 64 << 10
-#: Seconds for the last output of a script that takes no more input.
-_LAST_S = 2.0
-#: Maximum seconds to send a line, or to open a channel.
-SEND_S = 15.0
+READ_BYTES = 64 << 10  # maximum bytes of one read
+_LAST_S = 2.0  # seconds for the last output of a script that takes no more input
+SEND_S = 15.0  # maximum seconds to send a line, or to open a channel
 
 
 class Stream(Protocol):
@@ -237,8 +234,7 @@ class LineChannel(NodeChannel):
 
 # --- The transport.
 
-#: Seconds from a TERM to a KILL.
-PATIENCE_S = 2.0
+PATIENCE_S = 2.0  # seconds from a TERM to a KILL
 #: A prolog of Slurm's has no PATH.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -432,7 +428,7 @@ class Local(Transport):
         except KeyboardInterrupt:
             self.interrupted = True
             self._end(running)
-            yield from end_all(exchanges, lambda key: interrupted())
+            yield from end_all(exchanges, lambda key: INTERRUPT)
         finally:
             self._end(running)
 
@@ -491,17 +487,23 @@ class Local(Transport):
 class Pipes:
     """A command on this machine as a Stream. process: leads a session, and has pipes"""
 
+    select = staticmethod(select.select)
+
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self._stdin, self._out = (
+        self.process = process
+        self.stdin, self.stdout = (
             cast("IO[bytes]", stream) for stream in (process.stdin, process.stdout)
         )
 
     def read(self, limit_s: float | None) -> bytes:
         """See Stream; None: without a limit. Raises TimeoutError, OSError."""
-        if not select.select([self._out], [], [], limit_s)[0]:
+        return self.read_from(self.stdout, limit_s)
+
+    def read_from(self, file: IO[bytes], limit_s: float | None) -> bytes:
+        """As `read`, from one of its outputs. Raises TimeoutError, OSError."""
+        if not self.select([file], [], [], limit_s)[0]:
             raise TimeoutError
-        return os.read(self._out.fileno(), READ_BYTES)
+        return os.read(file.fileno(), READ_BYTES)
 
     def write(self, data: bytes, limit_s: float | None) -> None:
         """See Stream; None: without a limit. Raises TimeoutError, OSError."""
@@ -509,15 +511,17 @@ class Pipes:
         remaining = memoryview(data)
         while remaining:
             wait = None if until is None else max(0.0, until - time.monotonic())
-            if not select.select([], [self._stdin], [], wait)[1]:
+            if not self.select([], [self.stdin], [], wait)[1]:
                 raise TimeoutError
-            remaining = remaining[os.write(self._stdin.fileno(), remaining[:PIPE_BUF]) :]
+            remaining = remaining[os.write(self.stdin.fileno(), remaining[:PIPE_BUF]) :]
 
     def close(self) -> None:
+        """End its input, and a second later the command."""
         with contextlib.suppress(OSError):
-            self._stdin.close()
-        end_session(self._process)
-        self._out.close()
+            self.stdin.close()
+        end_session(self.process)
+        with contextlib.suppress(OSError):
+            self.stdout.close()
 
 
 def piped(line: str) -> Pipes:

@@ -21,8 +21,6 @@ _WILDCARD = re.compile(r"[*?[]")
 
 @dataclass(frozen=True)
 class PathMatch:
-    """A path that matches."""
-
     shown: str  # in the pattern's spelling
     real: str  # without links
     # of links in the path that are not root's; the path is used with the owner's rights
@@ -158,17 +156,13 @@ class PatternWalk:
                 yield from self._subdirectories(child, depth - 1)
 
 
-def login_home() -> str:
-    """The home directory of the user who logged in, also under sudo."""
-    with contextlib.suppress(KeyError):
-        return pwd.getpwnam(os.environ["SUDO_USER"]).pw_dir
-    with contextlib.suppress(KeyError):
-        return pwd.getpwuid(os.getuid()).pw_dir
-    return os.environ.get("HOME", "/")
-
-
 def absolute_pattern(pattern: str) -> str:
-    """The pattern with ``~`` replaced by the literal home directory of `login_home`."""
-    if pattern == "~" or pattern.startswith("~/"):
-        return re.sub(r"([*?[])", r"[\1]", login_home()) + pattern[1:]
-    return pattern
+    """The pattern with ``~`` replaced by the literal home of who logged in, also under sudo."""
+    if pattern != "~" and not pattern.startswith("~/"):
+        return pattern
+    home = os.environ.get("HOME", "/")
+    with contextlib.suppress(KeyError):
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    with contextlib.suppress(KeyError):
+        home = pwd.getpwnam(os.environ["SUDO_USER"]).pw_dir
+    return re.sub(r"([*?[])", r"[\1]", home) + pattern[1:]

@@ -23,8 +23,7 @@ from nodeready import knowledge
 from nodeready.core.shell import KILL_AFTER_S, PYTHONS, join, quote
 from nodeready.core.wire import NO_PYTHON
 
-#: The oldest Python that runs a node's programs.
-OLDEST_PYTHON = (3, 9)
+OLDEST_PYTHON = (3, 9)  # the oldest Python that runs a node's programs
 
 # --- The modules that a program needs, found by their imports; from files or out of a zip.
 
@@ -180,8 +179,6 @@ def _modules(main: str) -> tuple[str, frozenset[str]]:
 
 
 class Program(NamedTuple):
-    """A program for a node."""
-
     script: str  # the POSIX sh text that finds a Python there and starts it
     text: str  # the program, which the script's Python reads first from its file descriptor
 

@@ -34,8 +34,7 @@ from nodeready.subjects.environment_table import EnvironmentFacts, RankVariables
 # --- What the node knows: ranks that still run and their environment; core files, without gdb; and
 # its own gate: the last verdict, and the reasons of drains that `agent.gate.drain` has kept.
 
-#: Maximum ranks that still run, and cores, of a node.
-_MAX_RANKS, _MAX_CORES = 64, 8
+_MAX_RANKS, _MAX_CORES = 64, 8  # maximum ranks that still run, and cores, of a node
 #: Where the gate keeps its verdict and the incidents of its drains (nodeready/agent/gate); their
 #: schemas; maximum bytes of a file, incidents, reasons of one, and characters of a reason.
 _VERDICT, _INCIDENTS = "/run/nodeready/verdict.json", "/var/lib/nodeready/incidents"
@@ -194,16 +193,12 @@ def observe_environment(
 HEAD_BYTES, END_BYTES = 256 << 10, (4 << 20) - (256 << 10)
 #: Bytes of all files of a pattern, in equal shares, and the least share.
 _ALL_BYTES, _LEAST_BYTES = 64 << 20, 256 << 10
-#: Maximum lines of a file; of more, those in its middle are left out.
-MAX_ROWS = 100_000
-#: Maximum bytes of an answer before it is compressed.
-_MAX_ANSWER = 3 << 20
+MAX_ROWS = 100_000  # maximum lines of a file; of more, those in its middle are left out
+_MAX_ANSWER = 3 << 20  # maximum bytes of an answer before it is compressed
 #: Seconds for unpacking a log; of all logs of a pattern, in equal shares, and the least share.
 _READ_S, _ALL_READ_S, _LEAST_READ_S = 10.0, 10.0, 0.1
-#: Maximum seconds for counting the lines of a log's middle: about 3 GB.
-_COUNT_S = 3.0
-#: Seconds for the kernel's log.
-_KERNEL_S = 8.0
+_COUNT_S = 3.0  # maximum seconds for counting the lines of a log's middle: about 3 GB
+_KERNEL_S = 8.0  # seconds for the kernel's log
 
 
 @dataclass(frozen=True)
@@ -382,8 +377,7 @@ class _FailureAnswer(TailAnswer):
         self.add_file(failures.path, ())
 
 
-#: The logs leave 1/4 of the time limit for the node's ranks, cores and gate.
-_NODE_PART = 4
+_NODE_PART = 4  # the logs leave 1/4 of the time limit for the node's ranks, cores and gate
 
 
 def read_job(

@@ -83,12 +83,25 @@ def user_name(uid: int) -> str:
 
 @dataclass(frozen=True)
 class Listener:
-    """A TCP socket that listens."""
-
     address: str
     port: int
     uid: int
     inode: int
+
+
+def kernel_text(path: str) -> str:
+    """The content of a file of the kernel; "": unreadable."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(16 << 20)
+    except OSError:
+        return ""
+
+
+def all_listeners(pid: int | str = "self") -> Iterator[Listener]:
+    """The listening sockets in the network namespace of a process."""
+    for name in ("tcp", "tcp6"):
+        yield from listeners(kernel_text(f"/proc/{pid}/net/{name}"))
 
 
 def listeners(text: str) -> Iterator[Listener]:
@@ -139,8 +152,7 @@ KERNEL_FILE_SYSTEMS = frozenset(
 #: The prefix of the name of our process that uses a mount; the mount's device follows. The kernel
 #: keeps 15 characters of a name (proc(5), /proc/PID/comm).
 _NAME_PREFIX = "nr-"
-#: The bit of SIGKILL among a process's pending signals (proc(5), SigPnd).
-_KILLED = 1 << 8
+_KILLED = 1 << 8  # the bit of SIGKILL among a process's pending signals (proc(5), SigPnd)
 
 
 @dataclass(frozen=True)
@@ -190,7 +202,6 @@ class MountTable:
 
 
 def own_mounts() -> MountTable:
-    """The mounts that this process sees."""
     with open(TABLE, encoding="utf-8", errors="surrogateescape") as file:
         return MountTable(parse_mounts(file.read()))
 
@@ -215,11 +226,9 @@ def hung_devices() -> set[str]:
     """The devices for which a killed process of an earlier run still waits in the kernel."""
     devices = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-                text = file.read()
-            match = re.match(rf"Name:\t{_NAME_PREFIX}(\d+:\d+)\n", text)
-            pending = re.search(r"^SigPnd:\t([0-9a-f]+)$", text, re.MULTILINE)
-            if match and pending and int(pending[1], 16) & _KILLED:
-                devices.add(match[1])
+        text = kernel_text(f"/proc/{pid}/status")
+        match = re.match(rf"Name:\t{_NAME_PREFIX}(\d+:\d+)\n", text)
+        pending = re.search(r"^SigPnd:\t([0-9a-f]+)$", text, re.MULTILINE)
+        if match and pending and int(pending[1], 16) & _KILLED:
+            devices.add(match[1])
     return devices

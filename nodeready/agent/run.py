@@ -48,8 +48,7 @@ from typing import Any
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 #: The launchers' variables for the number of restarts.
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-#: Maximum bytes of a line; a longer line becomes several lines.
-MAX_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 20  # maximum bytes of a line; a longer line becomes several lines
 #: Seconds until an unfinished line is written; until the next state of a progress bar is written
 #: to a file; of silence, and in total, until the pipe of an ended child is given up, if one of the
 #: child's own children keeps the pipe open.
@@ -469,8 +468,7 @@ class SignalProbe:
     there (/proc/PID/status, ShdPnd: proc(5)). Without a probe, every signal is forwarded.
     """
 
-    #: Seconds for a sender that signals one process after another.
-    _DELIVERY_S = 0.05
+    _DELIVERY_S = 0.05  # seconds for a sender that signals one process after another
 
     def __init__(self) -> None:
         self._child: Any = None
@@ -635,16 +633,19 @@ def torch_versions(torch: str) -> dict[str, str]:
     ``hip``), and of the package of NCCL in the same directory (``nccl``), as far as known.
 
     torch: the directory of the package; "": not found
+
+    Its source also runs on a node, in Python 3.7 (`nodeready env`).
     """
     import re
 
     versions: dict[str, str] = {}
-    with suppress(OSError), open(f"{torch}/version.py", encoding="utf-8") as file:
+    with suppress(OSError), open(f"{torch}/version.py", "rb") as file:
         pattern = r"^(__version__|cuda|hip) *(?::[^=]*)?= *['\"]([\w.+-]+)['\"]"
-        versions = dict(re.findall(pattern, file.read(4096), re.M))
-        for name in os.listdir(os.path.dirname(torch)):
-            if match := re.match(r"nvidia_nccl_cu\d+-([\d.]+)\.dist-info", name):
-                versions["nccl"] = match[1]
+        text = file.read(4096).decode("utf-8", "replace")
+        versions = dict(re.findall(pattern, text, re.M))
+        names = " ".join(os.listdir(os.path.dirname(torch)))
+        for nccl in re.findall(r"\bnvidia_nccl_cu\d+-([\d.]+)\.dist-info", names):
+            versions["nccl"] = nccl
     return versions
 
 
@@ -785,17 +786,10 @@ def printflock(*values: Any, **options: Any) -> None:
     data = text.getvalue().encode(getattr(file, "encoding", None) or "utf-8", "replace")
     with PipeLock(fd):
         file.flush()
-        write_all(fd, _block_header(fd, data) + data)
-
-
-def _block_header(fd: int, data: bytes) -> bytes:
-    """The header of a block, which makes the supervisor write the block without interruption. b"":
-    no supervisor reads fd, or the block is too large
-    """
-    is_read = _stream_id(fd) in os.environ.get(_STREAMS, "").split(",")
-    if not is_read or not 0 < len(data) <= _MAX_BLOCK_BYTES:
-        return b""
-    return _BLOCK_MARK + b"%d\n" % len(data)
+        # The header makes the supervisor that reads fd write the block without interruption.
+        is_read = _stream_id(fd) in os.environ.get(_STREAMS, "").split(",")
+        is_block = is_read and 0 < len(data) <= _MAX_BLOCK_BYTES
+        write_all(fd, (_BLOCK_MARK + b"%d\n" % len(data) if is_block else b"") + data)
 
 
 def _stream_id(fd: int) -> str:
@@ -1283,7 +1277,6 @@ class RankSupervisor:
 
 
 def _copy_terminal_size(source: int, target: int) -> None:
-    """Give the source terminal the size of the target terminal."""
     with suppress(OSError):
         size = fcntl.ioctl(target, termios.TIOCGWINSZ, b"\0" * 8)
         fcntl.ioctl(source, termios.TIOCSWINSZ, size)
@@ -1354,7 +1347,6 @@ def arguments(words: Sequence[str] | None = None) -> Any:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command. Returns its exit status."""
     return RankSupervisor(arguments(words)).run()
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.agent import proc
-from nodeready.agent.users_file import Rights
+from nodeready.agent.users_file import Rights, walked
 from nodeready.core.exit_codes import handle_signals
 
 
@@ -39,7 +39,8 @@ def bug_text(problem: BaseException) -> str:
     """An unexpected exception in one line, with its place."""
     place = traceback.extract_tb(problem.__traceback__)[-1]
     position = f"{os.path.basename(place.filename)}:{place.lineno}"
-    return " ".join(f"{type(problem).__name__}: {problem} ({position})".split())[:300]
+    text = f"internal error at {position}: {type(problem).__name__}: {problem}"
+    return " ".join(text.split())[:300]
 
 
 # --- Ending processes with all that they started, also when this process is killed.
@@ -97,8 +98,7 @@ def end_all(pids: set[int]) -> None:
                 send_signal(pid, processes[pid][2])
 
 
-#: The last word to the watchdog, from a program that ends by itself.
-_OVER = "over"
+_OVER = "over"  # the last word to the watchdog, from a program that ends by itself
 
 
 class Watchdog:
@@ -165,14 +165,11 @@ def _run_watchdog(read: int, after_kill: Callable[[], object]) -> None:
 
 # --- The processes of one run.
 
-#: Bytes of a tool's output that are kept; the rest is read and dropped.
-KEPT_BYTES = 256 * 1024
+KEPT_BYTES = 256 * 1024  # bytes of a tool's output that are kept; the rest is read and dropped
 
-#: Seconds for a program that starts while everything ends; it takes milliseconds.
-_STARTING_S = 1.0
+_STARTING_S = 1.0  # seconds for a program that starts while everything ends; it takes milliseconds
 
-#: The frame that a stack of a canary must show.
-FRAME = "nodeready_canary"
+FRAME = "nodeready_canary"  # the frame that a stack of a canary must show
 
 # A canary answers each byte of a pipe that only we hold, so it ends when we end. The kernel kills
 # a stopped canary then (PR_SET_PDEATHSIG). No canary lives longer than its alarm.
@@ -202,8 +199,6 @@ _PRELOAD = re.compile(r"^ERROR: ld\.so: object '.*\n?", re.M)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a tool ended."""
-
     rc: int | None  # its exit status, negative for a signal; None: it reached its limit
     out: str
     err: str
@@ -218,14 +213,11 @@ class Ended:
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a process."""
-
     state: str  # its letter in /proc/PID/stat; "": the process has ended
     tracer: int  # the pid of its tracer; 0: none
 
 
 def status(pid: int) -> Status:
-    """The state of a process, from /proc."""
     try:
         values = proc.status_fields(f"/proc/{pid}/status")
     except OSError:
@@ -239,23 +231,11 @@ def changeable_by_root_only(program: str) -> bool:
     """
     if os.geteuid():
         return True
-    path, todo, links = "/", program.split("/"), 0
     try:
-        status = os.lstat(path)
-        while todo:
-            name = todo.pop(0)
-            path = os.path.dirname(path) if name == ".." else os.path.join(path, name)
-            path = path.rstrip("/") or "/"
-            status = os.lstat(path)
-            if status.st_uid:
-                return False
-            if stat.S_ISLNK(status.st_mode):
-                links += 1
-                target = os.readlink(path)
-                path = "/" if target.startswith("/") else os.path.dirname(path)
-                todo = target.split("/") + todo
-            elif links > 40 or stat.S_IMODE(status.st_mode) & 0o1002 == stat.S_IWOTH:
-                # In a sticky directory such as /tmp, users cannot move root's files.
+        for _, status in walked(program):
+            # In a sticky directory such as /tmp, users cannot move root's files.
+            is_open = stat.S_IMODE(status.st_mode) & 0o1002 == stat.S_IWOTH
+            if status.st_uid or (is_open and not stat.S_ISLNK(status.st_mode)):
                 return False
     except OSError:
         return False
@@ -419,10 +399,11 @@ class ProcessSupervisor:
         """Call this function when everything ends. It removes files; a second call is harmless."""
         self._cleanups.append(cleanup)
 
-    def end_on_signals(self) -> None:
+    def end_on_signals(self, before: Callable[[], object] = lambda: None) -> None:
         """From now on TERM, INT and HUP end everything; the exit status is 128 + the signal."""
 
         def leave(number: int, frame: object) -> None:
+            before()
             self.end()
             os._exit(128 + number)
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-#: The replacement of a secret.
-LEFT_OUT = "(left out)"
+LEFT_OUT = "(left out)"  # the replacement of a secret
 # The words of a name in any style: `apiKey`, `API_KEY`, `x-api-key`.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _STRONG = frozenset(
@@ -180,8 +179,7 @@ Value = TypeVar("Value")
 #: The first and the last line of a private key.
 _KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"), "-----END "
 
-#: Maximum characters of a text whose result is cached.
-_MAX_CACHED = 4096
+_MAX_CACHED = 4096  # maximum characters of a text whose result is cached
 
 #: The same texts repeat: 10,000 ranks have one command line.
 _redact = lru_cache(maxsize=65536)(partial(redact, ""))

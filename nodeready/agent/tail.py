@@ -38,14 +38,11 @@ from nodeready.core import wire
 
 # --- The program's configuration, and its answer.
 
-#: Maximum bytes at the end of a file that are read.
-MAX_BYTES = 256 * 1024
+MAX_BYTES = 256 * 1024  # maximum bytes at the end of a file that are read
 
 
 @dataclass(frozen=True)
 class TailConfig:
-    """The program's configuration."""
-
     nonce: str  # random word with which its line begins
     tag: str  # ``nodeready:RUN``, by which an interrupt finds the process
     # an absolute path, or a path that begins with ``~/``; with ``*``, ``?``, ``[...]`` and ``**``
@@ -125,8 +122,7 @@ class NodeTail:
 #: Bytes of a line in which the watchdog's words are searched.
 _MAX_LINE_BYTES = 4096
 _PACKED = (".gz", ".xz", ".bz2", ".zst", ".lz4", ".zip")
-# Maximum bytes of memory of the fork.
-_MAX_MEMORY = 1 << 30
+_MAX_MEMORY = 1 << 30  # maximum bytes of memory of the fork
 
 
 def _last_rows(rows: list[bytes]) -> list[bytes]:
@@ -417,8 +413,7 @@ def read_logs(config: TailConfig) -> NodeTail:
 #: Maximum bytes of all lines of a node, maximum unread paths, maximum reports, and maximum files
 #: and ranks in an answer.
 MAX_ANSWER, MAX_UNREAD, MAX_REPORTS, MAX_TAILS = 900_000, 64, 2000, 8192
-#: Seconds for one use of a file system, or for the expression on one file.
-PATIENCE_S = 4
+PATIENCE_S = 4  # seconds for one use of a file system, or for the expression on one file
 
 
 class TailAnswer:

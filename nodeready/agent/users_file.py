@@ -26,10 +26,8 @@ from typing import Protocol, TypeVar
 
 from nodeready.agent.proc import status_fields
 
-#: Maximum links in a path (Linux: MAXSYMLINKS).
-_MAX_LINKS = 40
-#: The user who reads files that root has opened.
-NOBODY = 65534
+_MAX_LINKS = 40  # maximum links in a path (Linux: MAXSYMLINKS)
+NOBODY = 65534  # the user who reads files that root has opened
 #: Flags to read a file that a user may have exchanged for a FIFO or a terminal.
 READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -62,8 +60,6 @@ def special_kind(mode: int) -> str:
 
 @dataclass(frozen=True)
 class Rights:
-    """The rights of a user, from `rights_of`."""
-
     uid: int
     gid: int
     groups: tuple[int, ...]
@@ -172,8 +168,6 @@ def confine(memory_bytes: int, cpu_s: int, file_bytes: int = 0, *, executes: boo
 
 @dataclass(frozen=True)
 class Resolved:
-    """The target of a path."""
-
     path: str  # absolute, and without links
     owner: int | None = None  # of the followed links that are not root's; None: no such link
 
@@ -219,14 +213,40 @@ def follow(directory: Resolved, name: str, touch: Callable[[str], None] | None =
     return Resolved(path, owner)
 
 
-#: The root directory.
-ROOT = Resolved("/")
+ROOT = Resolved("/")  # the root directory
 
 
 def linked_status(place: Resolved) -> os.stat_result:
     """The status of a target, read with the rights of the links' owner. Raises OSError."""
     with with_rights(None if place.owner is None else rights_of(place.owner)):
         return os.lstat(place.path)
+
+
+def walked(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Each directory, link and file of an absolute path with its status, in the kernel's order. No
+    rights are taken, and every link is followed. Raises OSError.
+    """
+    todo, directory, links = path.split("/")[::-1], "/", 0
+    yield "/", os.lstat("/")
+    while todo:
+        name = todo.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            directory = os.path.dirname(directory)
+            continue
+        step = os.path.join(directory, name)
+        status = os.lstat(step)
+        yield step, status
+        if not stat.S_ISLNK(status.st_mode):
+            directory = step
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), step)
+        target = os.readlink(step)
+        directory = "/" if target.startswith("/") else directory
+        todo += target.split("/")[::-1]
 
 
 # --- Paths in a process's own root.
@@ -385,8 +405,7 @@ def open_regular(
     return number, held_file.status
 
 
-#: The last time in nanoseconds since 1970 that fits into 64 bits: in 2262.
-_LAST_NS = (1 << 63) - 1
+_LAST_NS = (1 << 63) - 1  # the last time in nanoseconds since 1970 that fits into 64 bits: in 2262
 
 
 def modified_ns(status: os.stat_result) -> int:

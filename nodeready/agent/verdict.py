@@ -35,16 +35,13 @@ SCHEMA = "nodeready.verdict/1"
 LISTED = ("fail", "unknown", "warn", "waived")
 #: Maximum characters of one text but a fix, and bytes of all results with their texts.
 _TEXT, _MAX_RESULT_BYTES = 400, 40 << 10
-#: Replaces the texts that exceed the maximum.
-LEFT_OUT = "(left out: the verdict is full)"
+LEFT_OUT = "(left out: the verdict is full)"  # replaces the texts that exceed the maximum
 #: A host name that can be a file name. Not compiled: a prolog does not use it.
 NODE = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,248}"
 CHECK = re.compile(r"[a-z0-9_]{1,80}\.[a-z0-9_]{1,80}")
 _ROW = ("check", "status", "expected", "actual", "source", "fix", "owner", "severity")
-#: Without the texts.
-_SHORT = ("check", "status", "owner", "severity", "actions")
-#: The latest time of a verdict that makes sense, in seconds since 1970.
-_LATEST_S = 1e11
+_SHORT = ("check", "status", "owner", "severity", "actions")  # without the texts
+_LATEST_S = 1e11  # the latest time of a verdict that makes sense, in seconds since 1970
 
 #: The fields of a Result that are not empty; `actions` is a list.
 Row = Mapping[str, Any]
@@ -230,10 +227,8 @@ def _close(number: int) -> None:
 
 # --- Its file in a directory that the nodes share: DIRECTORY/NODE.json.
 
-#: Maximum bytes of a verdict's file; `listed_fields` stays below.
-MAX_BYTES = 64 << 10
-#: Seconds that a node waits for its file server.
-WRITE_S = 10.0
+MAX_BYTES = 64 << 10  # maximum bytes of a verdict's file; `listed_fields` stays below
+WRITE_S = 10.0  # seconds that a node waits for its file server
 #: A write that hangs keeps this directory locked, so that later writes fail and do not hang.
 LOCK = "/run/nodeready"
 

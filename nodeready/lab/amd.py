@@ -160,18 +160,11 @@ def make(
 ) -> Hardware:
     """A node with eight MI300X, with its differences from a healthy one.
 
-    gpus:      index -> its values that differ (`outputs`)
-    missing:   GPUs that amd-smi does not show
-    unbound:   GPUs that have no driver: amd-smi does not show them either
-    unplugged: GPUs that are not on the PCI bus
-    ports:     RDMA device -> fields of `adapters.Device`
-    nics:      interface -> fields of `adapters.NetDevice`
-    tool:      shell text that amd-smi runs first
-    log:       further lines of the kernel's log; {gpu[3]} is the address of GPU 3
+    gpus: index -> its values that differ (`outputs`)
+    tool: shell text that amd-smi runs first; the others are as of `nvidia.make`
     """
     devices, interfaces = hardware.adapters(hardware.mi300x(), ports, nics)
     hidden = {*missing, *unbound, *unplugged}
-    widths = {index: gpu["pcie_width"] for index, gpu in gpus.items() if "pcie_width" in gpu}
     # Class 0x1200 is "processing accelerator", the class of Instinct boards.
     cards = accelerators(
         BUSES,
@@ -180,7 +173,7 @@ def make(
         pci_class="0x120000",
         driver="amdgpu",
         speed="32.0 GT/s PCIe",
-        widths=widths,
+        gpus=gpus,
         unbound=unbound,
         unplugged=unplugged,
     )

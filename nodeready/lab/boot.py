@@ -76,8 +76,7 @@ LIMITS = {
 # The kernel unmounts for a dead node in the background, within milliseconds when idle.
 RELEASE_S = 10.0
 
-# The directory of `base` with the files that are laid over /proc and /sys.
-STASH = "/.lab"
+STASH = "/.lab"  # the directory of `base` with the files that are laid over /proc and /sys
 
 # A second mount of the real /sys, for links from directories that replace its own.
 REAL_SYS = f"{STASH}/sysfs"
@@ -112,7 +111,10 @@ def become_node(directory: str, spec: Spec, status: int, go: int) -> NoReturn:
     _overlay_kernel(spec["targets"])
     socket.sethostname(spec["name"])
     for path in spec["gone"]:
-        _remove(path)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            Path(path).unlink(missing_ok=True)
     for path, item in spec["files"].items():
         _write(Path(path), base64.b64decode(item["data"]), item["mode"])
     if os.read(go, 1) != b"g":
@@ -207,13 +209,6 @@ def _bind(source: str, target: str) -> None:
     host.mount(source, target, flags=host.BIND)
 
 
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        Path(path).unlink(missing_ok=True)
-
-
 def _write(path: Path, data: bytes, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -249,7 +244,6 @@ class StartingNode:
 
 
 def report(**line: Any) -> None:
-    """Answer the caller."""
     print(json.dumps(line), flush=True)
 
 
@@ -353,12 +347,6 @@ def start_batch(directory: str, switch: int, specs: list[Spec]) -> dict[str, int
     return running
 
 
-def last_log_line(directory: str, name: str) -> str:
-    """The last line of a node's log."""
-    log = Path(directory, "fs", "nodes", name, "log").read_text(errors="replace")
-    return (log.strip() or "it said nothing").splitlines()[-1]
-
-
 def await_ready(directory: str, pending: dict[str, int], deadline: float) -> dict[str, int]:
     """Report each node whose sshd listens; returns those that still do not at the deadline."""
     while pending:
@@ -367,7 +355,9 @@ def await_ready(directory: str, pending: dict[str, int], deadline: float) -> dic
                 report(node=name, pid=pid)
                 del pending[name]
             elif os.waitpid(pid, os.WNOHANG)[0]:
-                report(node=name, error=f"its init ended: {last_log_line(directory, name)}")
+                log = Path(directory, "fs", "nodes", name, "log").read_text(errors="replace")
+                last_line = (log.strip() or "it said nothing").splitlines()[-1]
+                report(node=name, error=f"its init ended: {last_line}")
                 del pending[name]
         if not pending or time.monotonic() > deadline:
             break

@@ -23,8 +23,7 @@ from nodeready.lab.processes import Content, Files, is_alive
 from nodeready.lab.profiles import PROFILES
 from nodeready.lab.state import LabError, LabState, NodeState
 
-# The maximum of all nodes' writes together, as a part of this machine's memory.
-_FS_SIZE = "50%"
+_FS_SIZE = "50%"  # the maximum of all nodes' writes together, as a part of this machine's memory
 
 
 class LabNode:
@@ -52,7 +51,6 @@ class LabNode:
 
     @property
     def alive(self) -> bool:
-        """Whether its process 1 lives."""
         return is_alive(self._state)
 
     @property
@@ -211,7 +209,9 @@ class Lab:
     def load(cls, name: str = "lab") -> Lab | None:
         """The lab of this name; None without one, or for the remains of one."""
         lab_state = state.load(name)
-        return cls(lab_state) if lab_state and lab_state.is_current() else None
+        if lab_state and lab_state.complete and lab_state.boot_id == state.boot_id():
+            return cls(lab_state)
+        return None
 
     @classmethod
     def up(

@@ -23,8 +23,7 @@ from nodeready.lab.state import LabError
 
 # --- A fault as data.
 
-#: All profiles.
-ALL = tuple(PROFILES)
+ALL = tuple(PROFILES)  # all profiles
 
 #: Group of faults, in the order of faults.toml -> its title, and the profiles of its faults that
 #: name none.
@@ -106,19 +105,15 @@ def changes(name: str, profile: str) -> tuple[dict[str, Content], list[str]]:
     gone = list(fault.gone)
     if fault.hardware:
         healthy, broken = PROFILES[profile].hardware, PROFILES[profile].make(**fault.hardware)
-        gone += _lost(healthy, broken)
+        # The paths that only a healthy node has.
+        lost = _paths(healthy) - _paths(broken)
+        gone += sorted(path for path in lost if str(Path(path).parent) not in lost)
+        gone += healthy.devices.keys() - broken.devices.keys()
         old = _files(healthy)
         files |= {path: text for path, text in _files(broken).items() if old.get(path) != text}
     if fault.start:
         files[f"{STASH}/fault"] = fault.start
     return files, gone
-
-
-def _lost(healthy: Hardware, broken: Hardware) -> Iterator[str]:
-    """The paths that only a healthy node has."""
-    lost = _paths(healthy) - _paths(broken)
-    yield from sorted(path for path in lost if str(Path(path).parent) not in lost)
-    yield from healthy.devices.keys() - broken.devices.keys()
 
 
 def _paths(hardware: Hardware) -> set[str]:

@@ -34,8 +34,6 @@ def read_toml(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class File:
-    """The content of a file of the node, and its mode."""
-
     content: str
     mode: int = 0o644
 
@@ -54,8 +52,6 @@ Tree = Mapping[str, "str | Link"]
 
 @dataclass(frozen=True)
 class Hardware:
-    """The hardware of a kind of node."""
-
     # directory of /sys or /proc -> its content, which hides this machine's
     trees: Mapping[str, Tree] = field(default_factory=dict)
     # absolute path -> file, laid over the node's root
@@ -130,13 +126,13 @@ def accelerators(
     pci_class: str,
     driver: str,
     speed: str,
-    widths: Mapping[int, int],
+    gpus: Mapping[int, Mapping[str, Any]],
     unbound: Collection[int],
     unplugged: Collection[int],
 ) -> list[PciDevice]:
     """The PCI functions of a server's accelerators, four per socket.
 
-    widths: PCIe lanes in use, of 16, by index
+    gpus: by index, some with the PCIe lanes in use, of 16 (``pcie_width``)
     """
     return [
         PciDevice(
@@ -146,7 +142,7 @@ def accelerators(
             pci_class,
             index // 4,
             "" if index in unbound else driver,
-            (speed, widths.get(index, 16), speed, 16),
+            (speed, gpus.get(index, {}).get("pcie_width", 16), speed, 16),
         )
         for index, bus in enumerate(buses)
         if index not in unplugged
@@ -172,8 +168,7 @@ def log_lines(lines: Iterable[str], buses: Sequence[str]) -> list[tuple[float, s
 # components/accelerator/nvidia/infiniband/class/testdata) and on what the kernel prints
 # (drivers/infiniband/core/sysfs.c). In a real tree ``device`` is a link to the PCI function.
 
-#: The directory of /sys that a tree is the content of.
-IB_CLASS = "/sys/class/infiniband"
+IB_CLASS = "/sys/class/infiniband"  # the directory of /sys that a tree is the content of
 
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
@@ -293,20 +288,18 @@ def _guid(index: int) -> str:
     return f"946d:ae03:00f4:{index:02x}a6"
 
 
+def _port(index: int, bus: str, netdev: str, **fields: Any) -> Device:
+    """The compute port `index` of a node."""
+    guid, address = _guid(index), f"0000:{bus}:00.0"
+    named = {"numa_node": index // 4, "netdev": netdev, "uverbs": f"uverbs{index}", **fields}
+    return Device(f"mlx5_{index}", address, guid, **named)
+
+
 def _infiniband(index: int, bus: str, **fields: Any) -> Device:
     """The compute port `index` of a node, in an InfiniBand fabric with a subnet manager."""
-    return Device(
-        name=f"mlx5_{index}",
-        pci_address=f"0000:{bus}:00.0",
-        guid=_guid(index),
-        numa_node=index // 4,
-        lid=f"{0x2A0 + index:#x}",
-        sm_lid="0x1",
-        netdev=f"ib{index}",
-        gids=((f"fe80:0000:0000:0000:{_guid(index)}", "IB/RoCE v1"),),
-        uverbs=f"uverbs{index}",
-        **fields,
-    )
+    gids = ((f"fe80:0000:0000:0000:{_guid(index)}", "IB/RoCE v1"),)
+    lid = f"{0x2A0 + index:#x}"
+    return _port(index, bus, f"ib{index}", lid=lid, sm_lid="0x1", gids=gids, **fields)
 
 
 def _roce_gids(index: int, subnet: int) -> tuple[tuple[str, str], ...]:
@@ -359,15 +352,10 @@ def mi300x() -> tuple[Device, ...]:
     """Eight ConnectX-7 with 400G Ethernet (RoCE), each in its own subnet."""
     buses = ("09", "2d", "4d", "69", "89", "a9", "c9", "e9")
     return tuple(
-        Device(
-            name=f"mlx5_{index}",
-            pci_address=f"0000:{bus}:00.0",
-            guid=_guid(index),
-            numa_node=index // 4,
+        _port(
+            *(index, bus, f"eth{index + 1}"),
             link_layer="Ethernet",
-            netdev=f"eth{index + 1}",
             gids=_roce_gids(index, index + 1),
-            uverbs=f"uverbs{index}",
         )
         for index, bus in enumerate(buses)
     )

@@ -99,7 +99,6 @@ def setns(fd: int, kind: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """mount(2)."""
     done = _libc.mount(
         source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()
     )
@@ -107,7 +106,6 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 
 
 def umount(target: str, flags: int = 0) -> None:
-    """umount2(2)."""
     _check(_libc.umount2(target.encode(), flags), f"unmount {target}")
 
 
@@ -244,7 +242,6 @@ _NEIGHBOURS_BEFORE = ROOT / ".neighbours"
 
 
 def subnet(index: int) -> ipaddress.IPv4Network:
-    """The subnet of lab number `index`."""
     return _SUBNETS[index]
 
 
@@ -314,7 +311,6 @@ def make_room(nodes: int) -> None:
 
 
 def restore_neighbour_limit() -> None:
-    """Restore the limit of neighbours from before the first lab."""
     with contextlib.suppress(FileNotFoundError):
         before = _NEIGHBOURS_BEFORE.read_text()
         with contextlib.suppress(OSError):

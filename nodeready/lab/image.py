@@ -43,8 +43,7 @@ SLURM = (
     *(f"/usr/sbin/slurm{which}" for which in ("d", "ctld", "stepd", "dbd")),
 )
 
-# Directories with files of nodeready.
-OURS = ("/etc", "/usr/local", "/var/lib", "/var/cache")
+OURS = ("/etc", "/usr/local", "/var/lib", "/var/cache")  # directories with files of nodeready
 
 
 # --- The layer under construction: directories, files, links, devices, whiteouts.
@@ -90,7 +89,6 @@ class Image:
             path_in_layer.symlink_to(target)
 
     def tree(self, path: str, tree: Tree) -> None:
-        """A directory with this content."""
         self.directory(path)
         for name, content in tree.items():
             if isinstance(content, Link):
@@ -135,7 +133,12 @@ def build_kernel(image: Image, profile: Profile) -> None:
         image.tree(STASH + path, tree)
     for target in targets(profile):
         if target not in trees(profile):
-            _complete(image, target)
+            # The kernel allows no additions to /sys, so the directory above the addition is
+            # replaced: it gets links to its real entries.
+            image.directory(REAL_SYS)
+            real = f"{REAL_SYS}{target.removeprefix('/sys')}"
+            for name in os.listdir(target):
+                image.link(f"{STASH}{target}/{name}", f"{real}/{name}")
     if hardware.start:
         image.file(f"{STASH}/start", hardware.start)
     # The real kernel's log is that of the whole machine.
@@ -167,16 +170,6 @@ def targets(profile: Profile) -> list[str]:
             target = os.path.dirname(target)
         directories.add(target)
     return sorted(directories - {"/proc", "/sys"})
-
-
-def _complete(image: Image, target: str) -> None:
-    """Fill a directory that is hidden only for an addition, with links to its real entries.
-
-    The kernel allows no additions to /sys, so the directory above the addition is replaced.
-    """
-    image.directory(REAL_SYS)
-    for name in os.listdir(target):
-        image.link(f"{STASH}{target}/{name}", f"{REAL_SYS}{target.removeprefix('/sys')}/{name}")
 
 
 def _sysctls() -> dict[str, str]:
@@ -211,7 +204,6 @@ class Key:
 
 
 def new_key(comment: str) -> Key:
-    """A fresh key pair."""
     # This import takes longer than all of `nodeready lab status`.
     from cryptography.hazmat.primitives import serialization as s
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

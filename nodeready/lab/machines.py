@@ -69,7 +69,10 @@ def grow(
     With a `fault` the last node has it, and is restarted if it ran without it; with "", no node
     has one. On an exception the missing nodes are missing again.
     """
-    _end_strays(lab)
+    # A killed command has left those that the state does not name.
+    known_pids = {lab.switch, *(node.pid for node in lab.nodes)}
+    for pid in {*processes.of_lab(state.directory(lab.name))} - known_pids:
+        processes.end(pid)
     host.make_room(count)
     if processes.started_at(lab.switch) != lab.switch_started:
         # Without its switch no node can be reached: they get a new switch, and new wires.
@@ -112,14 +115,6 @@ def _change_faults(nodes: Sequence[NodeState], fault: str) -> None:
         if node.fault != fault:
             kill(node)
             node.fault = fault
-
-
-def _end_strays(lab: LabState) -> None:
-    """End the processes that a killed command has left, and that the state does not name."""
-    pids = {lab.switch, *(node.pid for node in lab.nodes)}
-    for pid in processes.of_lab(state.directory(lab.name)):
-        if pid not in pids:
-            processes.end(pid)
 
 
 def start(

@@ -103,12 +103,7 @@ def uuid(index: int) -> str:
     return f"GPU-{0x5269B708 + index:08x}-678a-b1a8-60f0-c904064{index:05x}"
 
 
-def _yes(value: object) -> str:
-    return "Yes" if value else "No"
-
-
-#: ``<gpu>`` of a GPU.
-_GPU = Path(__file__).with_name("nvidia_gpu.xml").read_text(encoding="utf-8")
+_GPU = Path(__file__).with_name("nvidia_gpu.xml").read_text(encoding="utf-8")  # ``<gpu>`` of a GPU
 #: A process that uses a GPU.
 _PROCESS = """
 			<process_info>
@@ -131,7 +126,10 @@ def _gpu(index: int, address: str, board: Board, changes: Mapping[str, Any]) -> 
     active, celsius = gpu["throttle"] or ("gpu_idle",), gpu["temperature_c"]
     values = {
         **vars(board),
-        **{name: _yes(value) if isinstance(value, bool) else value for name, value in gpu.items()},
+        **{
+            name: {True: "Yes", False: "No"}[value] if isinstance(value, bool) else value
+            for name, value in gpu.items()
+        },
         "index": index,
         "pci": f"{int(domain, 16):08X}:{bus}:{device}",
         "domain": domain,
@@ -297,8 +295,8 @@ def make(
     missing:        GPUs that nvidia-smi does not show
     unbound:        GPUs that have no driver: nvidia-smi does not show them either
     unplugged:      GPUs that are not on the PCI bus
-    ports:          RDMA device -> fields of `adapters.Device`
-    nics:           interface -> fields of `adapters.NetDevice`
+    ports:          RDMA device -> fields of `hardware.Device`
+    nics:           interface -> fields of `hardware.NetDevice`
     inactive:       NVLinks that are down, as (GPU, link)
     links:          the output of `nvidia-smi nvlink --status`
     tool:           shell text that nvidia-smi runs first, or a key of `BEFORE`
@@ -328,7 +326,6 @@ def make(
     if before := BEFORE.get(tool, tool):
         answers["before"] = before
     devices, interfaces = hardware.adapters(hardware.PORTS[model](), ports, nics)
-    widths = {index: gpu["pcie_width"] for index, gpu in gpus.items() if "pcie_width" in gpu}
     functions = [
         *SERVER,
         *accelerators(
@@ -338,7 +335,7 @@ def make(
             pci_class="0x030200",
             driver="nvidia" if module else "",
             speed=board.speed,
-            widths=widths,
+            gpus=gpus,
             unbound=unbound,
             unplugged=unplugged,
         ),

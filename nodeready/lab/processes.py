@@ -114,8 +114,7 @@ def end(pid: int, wait_s: float = DEATH_S) -> None:
 # The content of a file of a node: text, bytes, or either with its mode.
 Content = str | bytes | tuple[str | bytes, int]
 Files = Mapping[str, Content]
-# The helper's standard error, in the lab's directory.
-LOG = "boot.log"
+LOG = "boot.log"  # the helper's standard error, in the lab's directory
 
 
 def spec(index: int, node: NodeState, files: Files, gone: Sequence[str] = ()) -> dict[str, Any]:
@@ -201,7 +200,6 @@ def boot(lab: LabState, specs: list[dict[str, Any]]) -> Generator[dict[str, Any]
 
 
 def encoded(item: Content) -> tuple[bytes, int]:
-    """The bytes and the mode of a file."""
     content, mode = item if isinstance(item, tuple) else (item, 0o644)
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     return data, mode

@@ -16,8 +16,6 @@ from nodeready.lab.hardware import DEFAULT_CMDLINE, SERVER, Hardware, pci_trees
 
 @dataclass(frozen=True)
 class Profile:
-    """A kind of node."""
-
     name: str
     about: str
     # returns its hardware; arguments are the differences from a healthy node

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from nodeready.core.files import make_directory, write_atomically
+
 
 class LabError(Exception):
     """One line for a person: what happened, where, what to do. Never a traceback."""
@@ -37,8 +39,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 # A user who can read a directory could hold its lock; its files have their own modes.
 _MODE = 0o711
 
-# 256 nodes start in this time on a slow machine.
-LOCK_S = 120.0
+LOCK_S = 120.0  # 256 nodes start in this time on a slow machine
 
 
 @dataclass
@@ -72,10 +73,6 @@ class LabState:
     switch: int = 0
     switch_started: int = 0
     nodes: list[NodeState] = field(default_factory=list)
-
-    def is_current(self) -> bool:
-        """Whether it is a whole lab of this boot of the machine, and not the remains of one."""
-        return self.complete and self.boot_id == boot_id()
 
 
 def directory(name: str) -> Path:
@@ -127,16 +124,11 @@ def save(state: LabState) -> None:
 
 def write(path: Path, content: str, mode: int = 0o644) -> None:
     """Replace a file in one step."""
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as out:
-        out.write(content)
-    new.rename(path)
+    make_directory(path.parent, 0o755)
+    write_atomically(path, [content], mode, keep_mode=False)
 
 
 def boot_id() -> str:
-    """The id of this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nodeready.agent.asking import (
+    INTERRUPT,
     Answer,
     Asks,
     Request,
-    interrupted,
     new_nonce,
     no_answer,
     request,
@@ -527,7 +527,7 @@ def _ask_all(
 
 def _ask_nothing(phase: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
     """The answers after an interrupt: no node is asked."""
-    return dict.fromkeys(requests, interrupted())
+    return dict.fromkeys(requests, Answer(gap=INTERRUPT))
 
 
 def _list_config(nonce: str, tag: str, policy: Policy, since_s: float) -> program.CoresConfig:

@@ -209,7 +209,7 @@ def take(
             words = problem.strerror or str(problem), problem.filename
             part = Part(name, "missing", reason=": ".join(filter(None, words)), failed=True)
         except Exception as problem:  # noqa: BLE001 - a bug of nodeready costs this part alone
-            from nodeready.agent.asking import bug_text
+            from nodeready.agent.runtime import bug_text
 
             part = Part(name, "missing", reason=bug_text(problem), failed=True)
         files = directory.files(name)

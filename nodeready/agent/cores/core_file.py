@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nodeready.agent.proofs.core import whole_bytes
 from nodeready.agent.stacks import processes, ranks
 from nodeready.agent.users_file import ROOT, follow, open_regular
 
@@ -32,8 +31,7 @@ _AT_ENTRY, _AT_EXECFN = 9, 31
 #: Maximum mapped files: Linux allows 65530 mappings, and one file has several.
 _FILES = 65_536
 _BUILD_ID = 3
-#: The longest path of Linux (PATH_MAX).
-_PATH_BYTES = 4096
+_PATH_BYTES = 4096  # the longest path of Linux (PATH_MAX)
 
 
 class NoCore(ValueError):
@@ -194,10 +192,8 @@ def build_id(image: bytes) -> str:
 
 # --- The open file.
 
-#: Maximum bytes of notes: each thread has 3 to 11 kB.
-_NOTES_BYTES = 16 << 20
-#: The first bytes of an ELF file, which contain its build id.
-_IMAGE_BYTES = 4096
+_NOTES_BYTES = 16 << 20  # maximum bytes of notes: each thread has 3 to 11 kB
+_IMAGE_BYTES = 4096  # the first bytes of an ELF file, which contain its build id
 #: Bytes before AT_EXECFN's string in which the environment is searched.
 _STACK_BYTES = 256 << 10
 _KEPT = re.compile(
@@ -225,11 +221,8 @@ class CoreReader:
         #: The complete size; None: the core ends within its program headers.
         self.whole_bytes: int | None = None
         if len(table) == size:
-            # whole_bytes expects the program headers at their place in the file.
-            gap = b"\0" * max(0, min(offset, 1 << 20) - len(head))
-            total_bytes = whole_bytes(head[:offset] + gap + table)
-            if total_bytes is not None and total_bytes <= sys.maxsize:
-                self.whole_bytes = total_bytes
+            total_bytes = max((n.offset + n.size for n in (*memory, *notes)), default=0)
+            self.whole_bytes = total_bytes if total_bytes <= sys.maxsize else None
         data = b"".join(_read(number, min(n.size, _NOTES_BYTES), n.offset) for n in notes[:1])
         self.notes: Notes = parse(data)
 

@@ -24,8 +24,7 @@ from nodeready.agent.users_file import (
 
 # --- A pattern expanded: the path of a core.
 
-#: Replaces a value that only the kernel knows: a pid in an outer namespace, the CPU.
-UNKNOWN = "\0"
+UNKNOWN = "\0"  # replaces a value that only the kernel knows: a pid in an outer namespace, the CPU
 #: All specifiers of Linux 6.16; the kernel drops any other specifier.
 SPECIFIERS = frozenset("cCdeEFghiIpPstu")
 # The kernel removes slashes and dots from these values, so they lead into no other directory.
@@ -95,17 +94,14 @@ def existing_files(path: str) -> Iterator[str]:
 
 #: systemd-coredump(8): core.COMM.UID.BOOT.PID.MICROSECONDS, compressed or not.
 STORE = "/var/lib/systemd/coredump"
-#: As a pattern; %E stands for the boot's id.
-STORE_PATTERN = f"{STORE}/core.%e.%u.%E.%p.%t"
+STORE_PATTERN = f"{STORE}/core.%e.%u.%E.%p.%t"  # as a pattern; %E stands for the boot's id
 #: Maximum directories of one pattern.
 _MAX_DIRECTORIES = 1000
 _COMPRESSED = re.compile(r"\.(?:zst|lz4|xz)\Z")
 # A specifier in a marked path (`CorePlace._parts`): \x01 and its letter.
 _MARK = re.compile("\x01(.)")
-# Specifiers whose values are numbers.
-_NUMBERS = frozenset("cCdFgiIpPstu")
-#: Maximum characters of a thread's name and of a host's name.
-_MAX_LENGTHS = {"e": 64, "h": 64}
+_NUMBERS = frozenset("cCdFgiIpPstu")  # specifiers whose values are numbers
+_MAX_LENGTHS = {"e": 64, "h": 64}  # maximum characters of a thread's name and of a host's name
 
 
 @dataclass(frozen=True)

@@ -181,8 +181,7 @@ def _with_margin(size_bytes: int) -> int:
     return size_bytes + size_bytes // _MARGIN_PARTS + _MARGIN_BYTES
 
 
-#: Seconds for a process to continue after gdb detached.
-_RESUME_S = 3
+_RESUME_S = 3  # seconds for a process to continue after gdb detached
 #: Limits of gdb, which copies the memory in small parts: address space, and seconds of CPU.
 _GDB_BYTES, _MAX_CPU_S = 16 << 30, 3600
 #: Prefix of a core's name meanwhile, and the errors of open(2), where there is no O_TMPFILE.
@@ -192,8 +191,6 @@ _NO_TMPFILE_ERRORS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL
 
 @dataclass(frozen=True)
 class AttachConfig:
-    """The program's configuration."""
-
     nonce: str
     tag: str
     limit_s: int

@@ -165,12 +165,9 @@ def memory_reader_command(
 
 # --- gdb on a core.
 
-#: Seconds for one core.
-LIMIT_S = 60
-#: Maximum frames of a thread, and threads, in a backtrace.
-FRAMES, THREADS = 200, 500
-#: Maximum bytes of gdb's output that are kept.
-TEXT = 1 << 20
+LIMIT_S = 60  # seconds for one core
+FRAMES, THREADS = 200, 500  # maximum frames of a thread, and threads, in a backtrace
+TEXT = 1 << 20  # maximum bytes of gdb's output that are kept
 #: The headings in gdb's output, by which `nodeready.runs.cores` reads it.
 CRASHED, EVERY, PYTHON = "== the thread of the signal", "== every thread", "== Python"
 
@@ -312,18 +309,6 @@ def live_stack(
     return [], f"gdb: {message}" if message else "gdb shows no call", False
 
 
-class _GdbOutput:
-    """gdb's output, the first TEXT bytes of it."""
-
-    def __init__(self) -> None:
-        self.out, self.is_cut = bytearray(), False
-
-    def add(self, process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
-        if stream == 1:
-            self.is_cut = self.is_cut or len(self.out) + len(data) > TEXT
-            self.out += data[: max(0, TEXT - len(self.out))]
-
-
 def start_options(core: int) -> dict[str, object]:
     """The options to start gdb on an open core, whose file no user can exchange."""
     return {"pass_fds": (core,), "env": environment(), "cwd": "/"}
@@ -377,18 +362,23 @@ def backtrace(
         # Uid 65534 reads the core, which is root's.
         argv = tool_command(Rights(NOBODY, NOBODY, ()), (READ_FILES,), _memory_bytes(), argv)
         options = {**start_options(core), "preexec_fn": _limit_launcher}
-    output = _GdbOutput()
+    output = bytearray()
+
+    def keep(process: object, stream: int, data: bytes) -> None:
+        # One byte more than is kept tells that the output is cut.
+        output.extend(data[: max(0, TEXT + 1 - len(output))] if stream == 1 else b"")
+
     limit_s = min(LIMIT_S, supervisor.left_s)
     try:
-        ended = supervisor.run(argv, limit_s, output.add, **options)
+        ended = supervisor.run(argv, limit_s, keep, **options)
     except (OSError, subprocess.SubprocessError) as problem:
         return "", f"{gdb}: {getattr(problem, 'strerror', '') or problem}", "", False
-    text = bytes(output.out).decode("utf-8", "replace")
+    text = bytes(output[:TEXT]).decode("utf-8", "replace")
     if _NAMED.search(text):
         if ended.rc is None:
             doubt = f"gdb was ended after {limit_s:.0f} s: not every thread is there"
             return text, "", doubt, True
-        return text, "", "", output.is_cut
+        return text, "", "", len(output) > TEXT
     if ended.rc is None:
         return "", f"gdb had no backtrace after {limit_s:.0f} s and was ended", "", False
     message = _last_message(ended.err)

@@ -37,10 +37,8 @@ from nodeready.subjects.proof.facts import PROGRAM
 # opened. If there are too many files, each user's newest files are listed, so no user can hide
 # another's.
 
-#: Maximum files that are listed; any further files are only counted.
-LISTED = 1000
-# Maximum files that are kept while a directory is read.
-_KEPT = 20_000
+LISTED = 1000  # maximum files that are listed; any further files are only counted
+_KEPT = 20_000  # maximum files that are kept while a directory is read
 # Seconds to read the names of one place, and to sort them; the fork's memory.
 _LOOK_S, _SORT_S, _MEMORY = 6.0, 2.0, 1 << 30
 
@@ -261,8 +259,6 @@ def _answer(place: CorePlace, since_s: float) -> Any:
 
 @dataclass(frozen=True)
 class CoresConfig:
-    """The program's configuration."""
-
     nonce: str  # random word with which each of its lines begins
     tag: str  # ``nodeready:RUN``
     limit_s: int  # seconds after which it must have ended

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from nodeready.agent.verdict import NodeVerdict
     from nodeready.core.result import Result
 
-#: Maximum characters of a reason: sinfo -R and mails show it in one line.
-_REASON_LENGTH = 200
+_REASON_LENGTH = 200  # maximum characters of a reason: sinfo -R and mails show it in one line
 #: Seconds for one answer of slurmctld; Slurm's own MessageTimeout is 10 by default.
 SCONTROL_S = 5.0
 #: The beginnings of states in which a node gets no jobs already, for another reason.
@@ -68,8 +67,6 @@ class DrainError(Exception):
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """A node in Slurm."""
-
     states: tuple[str, ...]  # the words of its state (IDLE, DRAIN)
     reason: str  # or ""
     since: str = ""  # the time that slurmctld gave the reason, 2026-11-21T01:00:00 in UTC, or ""
@@ -364,15 +361,13 @@ def keep_hold(hold: Hold | None) -> None:
 SCHEMA = "nodeready.agent-incident/1"
 #: The incidents of this node. Each is a directory named by its time, so the oldest sorts first.
 INCIDENTS = "/var/lib/nodeready/incidents"
-#: Incidents that are oldest_first.
-MAX_INCIDENTS = 5
+MAX_INCIDENTS = 5  # incidents that are oldest_first
 #: Seconds to keep an incident, and the part of them for the stacks. The job still runs: where it
 #: uses every core, the lowest priority leaves a few hundredths of one.
 LIMIT_S, STACKS_S = 40, 30
 #: Maximum bytes of the trace, and maximum lines and bytes of the kernel's log.
 _TRACE_BYTES, _KERNEL_LINES, _KERNEL_BYTES = 4 << 20, 200, 256 << 10
-#: Bytes of one record of /dev/kmsg (Linux: PRINTK_MESSAGE_MAX and its prefix).
-_RECORD_BYTES = 8192
+_RECORD_BYTES = 8192  # bytes of one record of /dev/kmsg (Linux: PRINTK_MESSAGE_MAX and its prefix)
 
 
 def keep_evidence(reasons: Sequence[str], results: Iterable[Result]) -> None:

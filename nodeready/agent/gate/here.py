@@ -13,11 +13,11 @@ import os
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from nodeready.agent.asking import Answer, Conversation, Key, answer_of, collect, once, request
+from nodeready.agent.asking import Answer, Key, Request, answer_of, collect, once, request
 from nodeready.agent.audit_document import (
     Audit,
     NodeReport,
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 
 #: The subjects that a node observes of itself.
 LOCAL_SUBJECTS = tuple(name for name in LOOKED_AT if SUBJECTS[name].judged_on_node)
-#: Seconds for an audit without `--timeout`.
-LIMIT_S = 60
+LIMIT_S = 60  # seconds for an audit without `--timeout`
 #: Seconds at the end of a limit for checks and reports, at most a fourth of the limit.
 _RESERVE_S = 1.0
 #: Seconds between the limit of a section and that of the snapshot. No network delays the answer,
@@ -94,18 +93,22 @@ def _judged(
     # The script gets a shorter limit than its request, so that it can end a slow probe and still
     # answer.
     question = snapshot_question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
-    conversations: dict[Key, Conversation[Answer]] = {
-        "snapshot": once(replace(question.request, limit_s=question.request.limit_s + 1))
-    }
+    longer = replace(question.request, limit_s=question.request.limit_s + 1)
+    requests: dict[Key, Request] = {"snapshot": longer}
     config = None
     if proofs and "proof" in selection.subjects:
         config = _proof_config(policy, time_s, transport.tag)
-        proofs_request = request(name, "nodeready.agent.proofs.program", config)
-        conversations["proofs"] = once(proofs_request)
-    outcomes = collect(transport, conversations, deadline=started_s + time_s)
-    if transport.interrupted:
-        raise KeyboardInterrupt
-    answer = answer_of(outcomes["snapshot"])
+        requests["proofs"] = request(name, "nodeready.agent.proofs.program", config)
+
+    def ask(requests: Mapping[Key, Request]) -> dict[Key, Answer]:
+        conversations = {key: once(question) for key, question in requests.items()}
+        outcomes = collect(transport, conversations, deadline=started_s + time_s)
+        if transport.interrupted:
+            raise KeyboardInterrupt
+        return {key: answer_of(outcome) for key, outcome in outcomes.items()}
+
+    answers = ask(requests)
+    answer = answers["snapshot"]
     late = f"no answer within {time_s:.0f} s"
     snapshot = (
         question.all_unknown(late, answer.stdout[:200]) if answer.gap else question.read(answer)
@@ -114,7 +117,7 @@ def _judged(
         from nodeready.subjects.proof import facts
         from nodeready.subjects.proof.active import with_medians
 
-        proof = facts.read(answer_of(outcomes["proofs"]).stdout, config)
+        proof = facts.read(answers["proofs"].stdout, config)
         # After the snapshot, which would show the tests as a job's load.
         needed = {row.proof for row in SUBJECTS["proof"].checks if row.id in selection.checks}
         config = replace(
@@ -123,12 +126,8 @@ def _judged(
             limit_s=max(1, int(started_s + time_s - time.monotonic()) - 2),
         )
         if config.proofs:
-            active_request = request(name, "nodeready.agent.proofs.active", config, level=level)
-            conversations = {"active": once(active_request)}
-            outcomes = collect(transport, conversations, deadline=started_s + time_s)
-            if transport.interrupted:
-                raise KeyboardInterrupt
-            text = answer_of(outcomes["active"]).stdout
+            active = request(name, "nodeready.agent.proofs.active", config, level=level)
+            text = ask({"active": active})["active"].stdout
             tested = with_medians({name: facts.read(text, config)})[name]
             proof = replace(proof, bandwidth=tested.bandwidth, diagnostic=tested.diagnostic)
         snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": proof})
@@ -185,10 +184,8 @@ def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
     return [not_judged if result.check == _CHECK else result for result in results]
 
 
-#: The site's policy on this node.
-PATH = "/etc/nodeready/policy.json"
-#: Where the bundle has its policy, beside this module.
-EMBEDDED = "policy.json"
+PATH = "/etc/nodeready/policy.json"  # the site's policy on this node
+EMBEDDED = "policy.json"  # where the bundle has its policy, beside this module
 
 
 def load(file: str | None = None) -> Policy:

@@ -18,8 +18,6 @@ from nodeready.core.policy import PolicyError
 
 
 class PyzCommand(NamedTuple):
-    """One command of the program."""
-
     about: str  # what the command is for
     module: str  # the command's module in this room, imported when the command is used
     run: str  # the module's function ``(policy, options) -> exit code``
@@ -70,24 +68,15 @@ class _Once(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, name: str, about: str, epilog: str) -> None:
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(name, None, about, epilog, formatter_class=form, allow_abbrev=False)
         self.register("action", None, _Once)
 
     def error(self, message: str) -> NoReturn:
         _complain(message)
         print(f"Try '{self.prog} --help'.", file=sys.stderr)
         sys.exit(exit_codes.exit_code(usage=True))
-
-
-def _parser(name: str, about: str, epilog: str) -> _Parser:
-    return _Parser(
-        prog=name,
-        description=about,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
 
 
 def _complain(text: str) -> None:
@@ -106,7 +95,7 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
     """The command and its words. Ends the process for --help, --version and a wrong command."""
     listed = "".join(f"  {name:<12} {command.about}\n" for name, command in COMMANDS.items())
     listed += f"  {'run':<12} start one rank of a job so that its hang can be debugged\n"
-    parser = _parser(
+    parser = _Parser(
         "nodeready.pyz",
         "Whether this node is ready for a job.",
         f"commands:\n{listed}\nA command's own --help has its options.\n{_EXIT}",
@@ -122,7 +111,7 @@ def _run(words: list[str]) -> int:
     name, tail = _command([word for word in words if word != "--local"])
     command = COMMANDS[name]
     module = importlib.import_module(f"nodeready.agent.gate.{command.module}")
-    parser = _parser(f"nodeready.pyz {name}", f"{name}: {command.about}.", _EXIT)
+    parser = _Parser(f"nodeready.pyz {name}", f"{name}: {command.about}.", _EXIT)
     parser.add_argument("--policy", metavar="FILE", help="settings as JSON, before all others")
     if command.arguments:
         getattr(module, command.arguments)(parser)
@@ -133,7 +122,6 @@ def _run(words: list[str]) -> int:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code."""
     exit_codes.handle_signals(_terminate)
     try:
         return _run(sys.argv[1:] if words is None else words)

@@ -25,8 +25,7 @@ from nodeready.core import wire
 from nodeready.core.shell import find_program
 from nodeready.subjects.proof import facts
 
-#: Seconds that a tool has to end after SIGTERM; less than the program itself has.
-_GRACE_S = 3
+_GRACE_S = 3  # seconds that a tool has to end after SIGTERM; less than the program itself has
 #: Maximum seconds of nvidia-smi, and of nvbandwidth, which takes about 20 with eight GPUs.
 _SMI_S, _BANDWIDTH_S = 20, 180
 #: Above this percentage of used memory without a visible process, a hidden process is assumed (a

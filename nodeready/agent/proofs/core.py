@@ -33,8 +33,6 @@ _HEAD_BYTES = 65536
 
 @dataclass(frozen=True)
 class CanaryCore:
-    """A core file."""
-
     path: str
     device: int
     inode: int
@@ -205,7 +203,6 @@ class CrashCanary:
         return os.path.join(self.home or "/", path)
 
     def cores(self) -> list[CanaryCore]:
-        """All cores of the canary on the disk."""
         core_files: list[CanaryCore | None] = []
         if self.home:
             with contextlib.suppress(OSError):

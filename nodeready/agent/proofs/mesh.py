@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nodeready.agent.proc import kernel_text
 from nodeready.agent.resolver import resolve
 from nodeready.core import wire
 from nodeready.subjects.proof.facts import Busy, ProofConfig
@@ -37,8 +38,7 @@ from nodeready.subjects.proof.facts import Busy, ProofConfig
 
 #: Seconds after which a busy port is tried once more: a connection that ends may hold it.
 _AGAIN_S = 0.5
-#: Maximum connections that are open at once; maximum seconds of each.
-MAX_OPEN, OPEN_S = 64, 5.0
+OPEN_S = 5.0  # maximum seconds of a connection that is not welcome
 #: The queue of a listener. A connection that finds it full tries again after a second, and looks
 #: slow.
 _BACKLOG = 1024
@@ -78,13 +78,30 @@ def reset_on_close(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
+@dataclass
+class Guest:
+    """A connection to our listeners."""
+
+    until: float
+    received: bytes = b""  # of the token
+    is_welcome: bool = False
+    unsent: bytes = b""  # of what it gets back
+
+
 class MeshListeners:
-    """Our listeners. Each connection gets the token."""
+    """Our listeners. Each connection gets the greeting: the token."""
+
+    max_silent = 64  # connections that are not welcome
 
     def __init__(self, ports: Iterable[int]) -> None:
         self.token = secrets.token_hex(8)
+        self.greeting = self.token.encode()
         self.accepted_count = 0
         self.sockets: dict[int, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self._guests: dict[socket.socket, Guest] = {}
+        # Held while a thread changes the listeners, or works on a connection.
+        self._lock = threading.Lock()
         errors = self.listen(ports)
         if errors:
             time.sleep(_AGAIN_S)
@@ -97,48 +114,71 @@ class MeshListeners:
         for port in ports:
             try:
                 self.sockets[port] = listener(port)
+                self._selector.register(self.sockets[port], selectors.EVENT_READ)
             except OSError as problem:
                 errors[port] = problem.strerror or str(problem)
         return errors
 
     def serve(self) -> None:
-        """Send the token to each connection, until the process ends."""
-        waiting = selectors.DefaultSelector()
-        opened: dict[socket.socket, float] = {}
+        """Serve connections, until the process ends."""
+        while True:
+            ready = [key.fileobj for key, _ in self._selector.select(0.25)]
+            with self._lock:
+                # New connections last: they must not push out connections that send the token.
+                for connection in sorted(ready, key=lambda opened: opened not in self._guests):
+                    assert isinstance(connection, socket.socket)
+                    # Closed meanwhile: lent, or pushed out.
+                    if connection.fileno() >= 0:
+                        self._serve(connection)
+                now_s = time.monotonic()
+                for connection in [c for c, guest in self._guests.items() if guest.until < now_s]:
+                    self.close(connection)
 
-        def close(connection: socket.socket) -> None:
-            waiting.unregister(connection)
-            del opened[connection]
+    def _serve(self, connection: socket.socket) -> None:
+        guest = self._guests.get(connection)
+        try:
+            if guest is None:
+                self._accept(connection)
+            else:
+                self.answer(connection, guest)
+        except OSError:
+            self.close(connection)
+
+    def answer(self, connection: socket.socket, guest: Guest) -> None:
+        """Act on a guest's data or end: it has the token. Raises OSError."""
+        self.close(connection)
+
+    def close(self, connection: socket.socket) -> None:
+        if self._guests.pop(connection, None) is not None:
+            self._selector.unregister(connection)
             connection.close()
 
-        def accept(listener: socket.socket) -> None:
-            connection, _ = listener.accept()
+    def _accept(self, listener: socket.socket) -> None:
+        until = time.monotonic() + OPEN_S
+        for _ in range(32):
+            try:
+                connection, _ = listener.accept()
+            except BlockingIOError:
+                break
+            except OSError:
+                # No descriptors are left: close the silent ones. The pause prevents a busy loop.
+                self._close_silent(0)
+                time.sleep(0.02)
+                break
             self.accepted_count += 1
             connection.setblocking(False)
             reset_on_close(connection)
-            opened[connection] = time.monotonic() + OPEN_S
-            waiting.register(connection, selectors.EVENT_READ)
+            self._guests[connection] = Guest(until)
+            self._selector.register(connection, selectors.EVENT_READ)
             with contextlib.suppress(OSError):
-                connection.send(self.token.encode())
+                connection.send(self.greeting)
+        self._close_silent(self.max_silent)
 
-        listeners = set(self.sockets.values())
-        for listener in listeners:
-            waiting.register(listener, selectors.EVENT_READ)
-        while True:
-            for key, _ in waiting.select(1):
-                connection = key.fileobj
-                assert isinstance(connection, socket.socket)
-                if connection in listeners:
-                    with contextlib.suppress(OSError):
-                        accept(connection)
-                elif connection in opened:
-                    # The peer has its token; its data or its end closes the connection.
-                    close(connection)
-            now_s = time.monotonic()
-            late = [connection for connection, until in opened.items() if until < now_s]
-            for connection in late + [*opened][: max(0, len(opened) - MAX_OPEN)]:
-                if connection in opened:
-                    close(connection)
+    def _close_silent(self, limit: int) -> None:
+        """Close the oldest connections without a token, down to this number."""
+        silent = [connection for connection, guest in self._guests.items() if not guest.is_welcome]
+        for connection in silent[: max(0, len(silent) - limit)]:
+            self.close(connection)
 
 
 # --- Connections to other nodes, and the program's answers.
@@ -225,17 +265,7 @@ def addresses_in(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
 
 
 def local_addresses() -> tuple[str, ...]:
-    """This node's addresses."""
     return addresses_in(kernel_text("/proc/net/fib_trie"), kernel_text("/proc/net/if_inet6"))
-
-
-def kernel_text(path: str) -> str:
-    """The content of a file of the kernel; "": unreadable."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 #: Tells whether a socket is ready for these events of poll(2) within these seconds. It may raise

@@ -19,7 +19,6 @@ import os
 import pwd
 import re
 import shutil
-import signal
 import stat
 import sys
 import tempfile
@@ -41,20 +40,16 @@ from nodeready.subjects.proof import facts
 
 # --- The proof that ssh and pdsh work from this node to its peers, in the user's own session.
 
-#: Seconds for a connection, up to the banner of the peer's sshd.
-CONNECT_S = 5
+CONNECT_S = 5  # seconds for a connection, up to the banner of the peer's sshd
 #: Seconds for a login and its command: PAM, a name service, a home directory on the network.
 _COMMAND_S = 10
-#: Maximum handshakes at once: each costs both nodes about 100 ms of CPU.
-AT_ONCE = 4
-# Not `hostname`, which prints the same: minimal images lack it.
-_COMMAND = "uname -n"
+AT_ONCE = 4  # maximum handshakes at once: each costs both nodes about 100 ms of CPU
+_COMMAND = "uname -n"  # not `hostname`, which prints the same: minimal images lack it
 # A shared connection proves nothing about the next connection, and its master would stay.
 _OPTIONS = ("BatchMode=yes", f"ConnectTimeout={CONNECT_S}", "ControlPath=none")
 # pdsh gives brackets, commas, colons and a leading - / ^ @ a special meaning.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-#: Characters of an error that are kept.
-_KEPT = 2000
+_KEPT = 2000  # characters of an error that are kept
 #: The system's configuration of ssh; with -F, ssh does not read the user's configuration.
 _SYSTEM = "/etc/ssh/ssh_config" if os.path.exists("/etc/ssh/ssh_config") else "none"
 _MAX_OPTIONS = 8
@@ -148,7 +143,8 @@ def _login(supervisor: ProcessSupervisor, name: str) -> facts.SshTry:
             forced = match[1][:200] if match else ""
     except OSError as problem:
         return facts.SshTry(name, 255, "", f"ssh: {problem.strerror}")
-    return facts.SshTry(name, ended.rc, answer, _messages(ended), overrides, forced)
+    messages = ended.err.strip()[-_KEPT:] if ended.rc != 0 else ""
+    return facts.SshTry(name, ended.rc, answer, messages, overrides, forced)
 
 
 def _ssh(supervisor: ProcessSupervisor, name: str, *words: str) -> Ended:
@@ -172,10 +168,6 @@ def _own_options(supervisor: ProcessSupervisor, name: str) -> tuple[str, ...]:
     )
     changed = [row.strip()[:200] for row in with_own if row not in system]
     return tuple(changed[:_MAX_OPTIONS]) if system else ()
-
-
-def _messages(ended: Ended) -> str:
-    return ended.err.strip()[-_KEPT:] if ended.rc != 0 else ""
 
 
 def _pdsh(
@@ -202,7 +194,7 @@ def _pdsh(
         answers = tuple(
             facts.PdshAnswer(label[:200], text[:200]) for label, colon, text in parts if colon
         )
-        # Not `_messages`: pdsh exits with 0 even after errors.
+        # pdsh exits with 0 even after errors.
         run = facts.PdshRun(names, answers, ended.rc, ended.err.strip()[-_KEPT:])
         if answers or ended.rc is None or "command timeout" in ended.err:
             break
@@ -211,8 +203,7 @@ def _pdsh(
 
 # --- The remote command of pdsh in a person's shell.
 
-#: Seconds for a shell to start, with the user's start-up files.
-_SHELL_S = 6
+_SHELL_S = 6  # seconds for a shell to start, with the user's start-up files
 #: Kind of shell -> its option. csh does not accept -l with -c.
 _SHELLS = {"login": "-l", "interactive": "-i"}
 _POSIX = ("sh", "bash", "dash", "ash", "ksh", "ksh93", "mksh", "zsh")
@@ -325,8 +316,7 @@ _DEVICES = (
     "/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd",
     "/dev/infiniband/uverbs*", "/dev/infiniband/rdma_cm",
 )  # fmt: skip
-#: Bytes that are written, more than a file system reserves for a small file.
-_BYTES = 1 << 20
+_BYTES = 1 << 20  # bytes that are written, more than a file system reserves for a small file
 
 
 def prove_resources(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.Resources:
@@ -464,8 +454,9 @@ class _ProofRun:
 
     def run(self, *, inside: bool) -> None:
         """Run all proofs. inside: as of `main`"""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._leave)
+        # Nothing more is printed: the output of a killed tool is no observation. This thread may
+        # already hold the lock.
+        self._supervisor.end_on_signals(lambda: self._printing.acquire(blocking=False))
         with self._supervisor:
             if inside:
                 threading.Thread(target=self._end_with_parent, daemon=True).start()
@@ -474,13 +465,6 @@ class _ProofRun:
             else:
                 self._in_own_session(inside=inside)
             self._printing.acquire()
-
-    def _leave(self, number: int, frame: object) -> None:
-        # Nothing more is printed: the output of a killed tool is no observation. This thread may
-        # already hold the lock.
-        self._printing.acquire(blocking=False)
-        self._supervisor.end()
-        os._exit(128 + number)
 
     def _end_with_parent(self) -> None:
         """End everything when our parent has ended: our standard input is a pipe of the parent."""

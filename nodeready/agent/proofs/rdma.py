@@ -19,8 +19,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from nodeready.agent.proc import all_listeners, kernel_text
 from nodeready.agent.proofs.active import IdleTools, failure
-from nodeready.agent.proofs.mesh import kernel_text, local_addresses, peer_address
+from nodeready.agent.proofs.mesh import local_addresses, peer_address
 from nodeready.agent.resolver import resolve
 from nodeready.agent.runtime import ProcessSupervisor, hold_streams
 from nodeready.core import wire
@@ -32,8 +33,7 @@ _TOOL = "ib_write_bw"
 _WORDS = ("-D", "3", "-f", "1", "-s", "1048576", "-F", "--report_gbits")
 #: Seconds for a server until it listens, and for a client: it connects, writes, and disconnects.
 SERVE_S, MEASURE_S = 10.0, 12.0
-#: Maximum ports of a node.
-_MAX_PORTS = 16
+_MAX_PORTS = 16  # maximum ports of a node
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ def _port_words(port: str, tcp_port: int) -> tuple[str, ...]:
 
 def _is_listening(tcp_port: int) -> bool:
     """Whether a program listens on this port. To bind it would keep a server from it."""
-    sockets = kernel_text("/proc/net/tcp") + kernel_text("/proc/net/tcp6")
-    return f"{tcp_port:04X}" in re.findall(r":([0-9A-F]{4}) \S+ 0A ", sockets)
+    return any(listener.port == tcp_port for listener in all_listeners())
 
 
 class _RdmaTester:

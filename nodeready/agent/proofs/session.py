@@ -97,13 +97,6 @@ def opened_by() -> tuple[str, tuple[facts.Limit, ...]]:
     return "", ()
 
 
-def _ceiling() -> tuple[int, ...]:
-    """The hard limits of sshd or process 1, if no process may raise them; else ()."""
-    if int(status_fields("/proc/self/status")["CapBnd"], 16) & _CAP_SYS_RESOURCE:
-        return ()
-    return tuple(limit.hard for limit in limits_of(first_number("/run/sshd.pid") or 1))
-
-
 #: The start-up files of bash (bash(1), INVOCATION), sh and zsh, in which a ulimit may stand.
 _START_FILES = (
     "/etc/profile", "/etc/profile.d/*.sh", "/etc/bash.bashrc", "/etc/bashrc", "/etc/zsh/*",
@@ -136,8 +129,13 @@ def _session_limits(
     limits, further = _parse_limits(text)
     core, memlock, nofile = limits
     nr_open, ulimits = first_number("/proc/sys/fs/nr_open"), _ulimits(limits)
+    ceiling: tuple[int, ...] = ()
+    if not int(status_fields("/proc/self/status")["CapBnd"], 16) & _CAP_SYS_RESOURCE:
+        # No process may raise the hard limits of sshd or process 1.
+        parent_limits = limits_of(first_number("/run/sshd.pid") or 1)
+        ceiling = tuple(limit.hard for limit in parent_limits)
     return facts.SessionLimits(
-        core, memlock, nofile, before, _ceiling(), nr_open, opener, further, ulimits
+        core, memlock, nofile, before, ceiling, nr_open, opener, further, ulimits
     )
 
 
@@ -296,8 +294,7 @@ def _caller_of_sudo() -> int | None:
 _MAIN = "nodeready.agent.proofs.program"
 #: Seconds for sshd to accept the connection; seconds from the login to our program.
 _CONNECT_S, _BEGIN_S = 5, 12
-#: Seconds for all proofs in one session: a login, a dump by py-spy, a core.
-_SESSION_S = 40
+_SESSION_S = 40  # seconds for all proofs in one session: a login, a dump by py-spy, a core
 # The user's key and name for this node are used. proof.ssh judges the host key. Only the node
 # itself is contacted: without a proxy, another connection or a new known host.
 _OPTIONS = (
@@ -410,7 +407,6 @@ class _SessionRows:
         self.start = (_BEGIN_S, lambda: "user" in self._rows)
 
     def add(self, text: str) -> None:
-        """Parse a line of the program's output."""
         with contextlib.suppress(wire.DecodeError):
             for kind, data in wire.lines(f"{text}\n", self.config.nonce):
                 if kind in self._kinds and kind not in self._rows:
@@ -433,8 +429,7 @@ class _SessionRows:
 
 # --- A step of Slurm.
 
-#: Seconds for Slurm to give us the node; seconds for the step to end.
-_IMMEDIATE_S, _STEP_S = 3, 15
+_IMMEDIATE_S, _STEP_S = 3, 15  # seconds for Slurm to give us the node; seconds for the step to end
 
 
 def _is_lower(limits: tuple[facts.Limit, ...], compared: tuple[facts.Limit, ...]) -> bool:
@@ -535,20 +530,16 @@ def _service(name: str, *files: str) -> facts.Service:
     return facts.Service(name, path, len(readable) == len(lines), readable[:_MAX_LINES])
 
 
-def _daemon_pid(name: str) -> int | None:
-    """The pid of root's process of this name, without its children of the same name."""
+def limits_of_daemon(name: str) -> tuple[facts.Limit, ...]:
+    """The limits of root's daemon, which its children inherit; (): the daemon does not run."""
     parents: dict[int, int] = {}
     for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
         with contextlib.suppress(OSError, ValueError, IndexError):
             comm, fields = stat_fields(f"/proc/{pid}/stat")
             if comm == name and os.stat(f"/proc/{pid}").st_uid == 0:
                 parents[pid] = int(fields[1])
-    return min((pid for pid, parent in parents.items() if parent not in parents), default=None)
-
-
-def limits_of_daemon(name: str) -> tuple[facts.Limit, ...]:
-    """The limits of root's daemon, which its children inherit; (): the daemon does not run."""
-    pid = _daemon_pid(name)
+    # Without its children of the same name.
+    pid = min((pid for pid, parent in parents.items() if parent not in parents), default=0)
     return limits_of(pid) if pid else ()
 
 

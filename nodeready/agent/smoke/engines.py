@@ -66,8 +66,6 @@ def _engine(
 
 @dataclass(frozen=True)
 class TorchHello:
-    """The job's Python and its PyTorch."""
-
     torch: wire.Name  # its version
     library: wire.Name  # as in `Engine`; "": not known
     nccl: wire.Line  # why NCCL cannot be used; "": it can
@@ -126,8 +124,7 @@ _BOOT = (
 _IMPORT_S, _IMPORT_SHARE = 90.0, 0.5
 #: Seconds after a test's limit in which the job's Python must answer; then it is killed.
 _GRACE_S = 0.6
-#: Bytes of a line that are kept.
-_OUTPUT = 1 << 20
+_OUTPUT = 1 << 20  # bytes of a line that are kept
 
 
 class _TorchProcess:
@@ -314,8 +311,6 @@ _FAILURE = re.compile(r"Test (?:NCCL|CUDA) failure \S+ '(.*?)(?: / )?'", re.S)
 
 @dataclass(frozen=True)
 class Performance:
-    """The result of a run of all_reduce_perf."""
-
     version: str  # of the program, such as ``NCCL 2.28.8``; "" if it is not printed
     library: str  # likewise
     is_complete: bool  # the run came to its end, and has checked its results
@@ -514,6 +509,5 @@ class Engines:
         return self._python.process.pid if self._python is not None else None
 
     def close(self) -> None:
-        """End the job's Python."""
         if self._python is not None:
             self._python.stop()

@@ -28,8 +28,6 @@ PHASES = (
 
 @dataclass(frozen=True)
 class SmokeConfig:
-    """The configuration of the program."""
-
     nonce: str
     tag: str
     user: str = ""  # the user of the ranks; "": the user who logs in
@@ -43,7 +41,6 @@ class SmokeConfig:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables of the job, by name."""
         return dict(word.split("=", 1) for word in self.environment if "=" in word)
 
 
@@ -161,8 +158,6 @@ class RankNetwork:
 
 @dataclass(frozen=True)
 class RankResult:
-    """The result of one rank."""
-
     rank: wire.Count
     phase: wire.Name  # the last phase, of `PHASES`; ``done``: the rank came to its end
     mismatch: wire.Line  # how a result differs from the expected result; "": all are right
@@ -177,8 +172,7 @@ class RankResult:
         return self.phase == "done" and not self.mismatch and not self.error
 
 
-#: Maximum characters of a rank's error.
-MAX_ERROR = 300
+MAX_ERROR = 300  # maximum characters of a rank's error
 
 
 def failed_ranks(order: CollectiveOrder, phase: str, message: str) -> tuple[RankResult, ...]:
@@ -207,13 +201,14 @@ class PairAnswer:
     number: wire.Count
     target: wire.Name
     # the addresses of the target's name on this node, in the resolver's order
-    resolved: tuple[wire.Name, ...]
-    error: wire.Line  # why the name has no address
-    address: wire.Name  # of the connection; "": no resolved address is the target's own
-    tries: tuple[Try, ...]  # of the ports, in their order; fewer than ports when the time was over
+    resolved: tuple[wire.Name, ...] = ()
+    error: wire.Line = ""  # why the name has no address
+    address: wire.Name = ""  # of the connection; "": no resolved address is the target's own
+    # of the ports, in their order; fewer than ports when the time was over
+    tries: tuple[Try, ...] = ()
     # of the data: ``ok``, ``small`` or ``large`` (the part that did not come back), ``slow`` (the
     # large part cannot come back in time), "" when no port works
-    outcome: wire.Name
-    ms: float  # the median of the small messages' round trips
-    gbps: float  # of the large message, in both directions, in Gbit/s
-    retransmits: int  # TCP segments that this node sent again for it; -1: unknown
+    outcome: wire.Name = ""
+    ms: float = 0.0  # the median of the small messages' round trips
+    gbps: float = 0.0  # of the large message, in both directions, in Gbit/s
+    retransmits: int = -1  # TCP segments that this node sent again for it; -1: unknown

@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from nodeready.agent.proofs import mesh
 from nodeready.agent.proofs.mesh import Try
@@ -26,12 +26,8 @@ from nodeready.agent.resolver import resolve
 from nodeready.agent.smoke.orders import PairAnswer, PairOrder, SmokePeer
 
 WELCOME = b"+"
-#: Maximum connections that have not sent the token.
-_MAX_SILENT = 256
-#: Bytes of one read.
-_READ = 256 * 1024
-#: Seconds without data after which an echo is closed.
-_IDLE_S = 10.0
+_READ = 256 * 1024  # bytes of one read
+_IDLE_S = 10.0  # seconds without data after which an echo is closed
 
 
 def listener_mark(token: str) -> bytes:
@@ -39,30 +35,17 @@ def listener_mark(token: str) -> bytes:
     return hashlib.sha256(token.encode()).hexdigest()[:16].encode()
 
 
-@dataclass
-class _Guest:
-    """A connection in the listeners' thread."""
-
-    until: float
-    received: bytes = b""  # of the token
-    is_welcome: bool = False
-    unsent: bytes = b""  # of its echo
-
-
 class SmokeListeners(mesh.MeshListeners):
     """Our listeners. One thread serves; other threads call `lend` and `take`."""
 
+    max_silent = 256  # that have not sent the token
+
     def __init__(self, ports: Iterable[int]) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._guests: dict[socket.socket, _Guest] = {}
-        # Held while a thread changes the listeners, or works on a connection.
-        self._lock = threading.Lock()
         super().__init__(ports)
-        self._mark = listener_mark(self.token)
+        self.greeting = listener_mark(self.token)
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """The ports on which we listen now."""
         return tuple(sorted(self.sockets))
 
     def lend(self, port: int) -> None:
@@ -78,94 +61,31 @@ class SmokeListeners(mesh.MeshListeners):
         with self._lock:
             return port in self.sockets or not self.listen([port])
 
-    def listen(self, ports: Iterable[int]) -> dict[int, str]:
-        """Listen on these ports. Returns the ports that failed, with the kernel's error."""
-        ports = tuple(ports)
-        errors = super().listen(ports)
-        for port in {*ports} - errors.keys():
-            self._selector.register(self.sockets[port], selectors.EVENT_READ)
-        return errors
+    def answer(self, connection: socket.socket, guest: mesh.Guest) -> None:
+        if guest.is_welcome:
+            self._echo(connection, guest)
+        else:
+            self._read_token(connection, guest)
 
-    def serve(self) -> None:
-        """Serve connections, until the process ends."""
-        while True:
-            ready = [key.fileobj for key, _ in self._selector.select(0.25)]
-            with self._lock:
-                # New connections last: they must not push out connections that send the token.
-                for connection in sorted(
-                    ready, key=lambda connection: connection not in self._guests
-                ):
-                    assert isinstance(connection, socket.socket)
-                    # Closed meanwhile: lent, or pushed out.
-                    if connection.fileno() >= 0:
-                        self._serve(connection)
-                now_s = time.monotonic()
-                for connection in [c for c, guest in self._guests.items() if guest.until < now_s]:
-                    self._close(connection)
-
-    def _serve(self, connection: socket.socket) -> None:
-        guest = self._guests.get(connection)
-        try:
-            if guest is None:
-                self._accept(connection)
-            elif guest.is_welcome:
-                self._echo(connection, guest)
-            else:
-                self._read_token(connection, guest)
-        except OSError:
-            self._close(connection)
-
-    def _close(self, connection: socket.socket) -> None:
-        if self._guests.pop(connection, None) is not None:
-            self._selector.unregister(connection)
-            connection.close()
-
-    def _accept(self, listener: socket.socket) -> None:
-        until = time.monotonic() + mesh.OPEN_S
-        for _ in range(32):
-            try:
-                connection, _ = listener.accept()
-            except BlockingIOError:
-                break
-            except OSError:
-                # No descriptors are left: close the silent ones. The pause prevents a busy loop.
-                self._close_silent(0)
-                time.sleep(0.02)
-                break
-            self.accepted_count += 1
-            connection.setblocking(False)
-            mesh.reset_on_close(connection)
-            self._guests[connection] = _Guest(until)
-            self._selector.register(connection, selectors.EVENT_READ)
-            with contextlib.suppress(OSError):
-                connection.send(self._mark)
-        self._close_silent(_MAX_SILENT)
-
-    def _close_silent(self, limit: int) -> None:
-        """Close the oldest connections without a token, down to this number."""
-        silent = [connection for connection, guest in self._guests.items() if not guest.is_welcome]
-        for connection in silent[: max(0, len(silent) - limit)]:
-            self._close(connection)
-
-    def _read_token(self, connection: socket.socket, guest: _Guest) -> None:
+    def _read_token(self, connection: socket.socket, guest: mesh.Guest) -> None:
         token = self.token.encode()
         data = connection.recv(len(token) - len(guest.received))
         guest.received += data
         if data and len(guest.received) < len(token):
             return
         if not hmac.compare_digest(token, guest.received):
-            self._close(connection)
+            self.close(connection)
             return
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.send(WELCOME)
         guest.is_welcome, guest.until = True, time.monotonic() + _IDLE_S
 
-    def _echo(self, connection: socket.socket, guest: _Guest) -> None:
+    def _echo(self, connection: socket.socket, guest: mesh.Guest) -> None:
         """Send data back. Nothing more is read until all of it is sent."""
         if not guest.unsent:
             guest.unsent = connection.recv(_READ)
             if not guest.unsent:
-                self._close(connection)
+                self.close(connection)
                 return
         with contextlib.suppress(BlockingIOError):
             guest.unsent = guest.unsent[connection.send(guest.unsent) :]
@@ -177,21 +97,16 @@ class SmokeListeners(mesh.MeshListeners):
 
 # --- The path to one other node: its name, its ports, and data there and back.
 
-#: Bytes of a small message, which fits into one packet for any MTU.
-_SMALL = 1024
-#: Bytes that are sent or received at once.
-_BLOCK = 64 * 1024
-#: A peer that sends no byte for these seconds is given up.
-SILENT_S = 3.0
+_SMALL = 1024  # bytes of a small message, which fits into one packet for any MTU
+_BLOCK = 64 * 1024  # bytes that are sent or received at once
+SILENT_S = 3.0  # A peer that sends no byte for these seconds is given up
 #: Minimum seconds before a path is called slow.
 SLOW_S = 2.0
 _ECHOES = 50
-#: Seconds in which the large message is repeated: the best time counts.
-_REPEAT_S = 0.05
+_REPEAT_S = 0.05  # seconds in which the large message is repeated: the best time counts
 #: Seconds for a connection: two lost packets of its handshake can be sent again.
 _CONNECT_S = 3.5
-#: Seconds until the end of a test from outside is noticed.
-_SLICE_S = 0.2
+_SLICE_S = 0.2  # seconds until the end of a test from outside is noticed
 
 
 class TestOver(Exception):
@@ -225,12 +140,10 @@ class Deadline:
                 return False
 
     def pause(self, seconds: float) -> None:
-        """Wait for these seconds."""
         self._stop.wait(seconds)
         self.check()
 
     def join(self, thread: threading.Thread, seconds: float) -> None:
-        """Wait for the thread, at most these seconds."""
         until = time.monotonic() + seconds
         while thread.is_alive() and time.monotonic() < until:
             self.check()
@@ -357,42 +270,33 @@ class _Echo:
 
 
 def run_pair(
-    order: PairOrder,
-    own_addresses: tuple[str, ...],
-    stop: threading.Event,
+    order: PairOrder, own_addresses: tuple[str, ...], stop: threading.Event
 ) -> PairAnswer:
     """Test the path from this node, which has these addresses, to the order's target."""
     deadline = Deadline(order.limit_s, stop)
     peer = order.target
-    resolved: tuple[str, ...] = ()
-    error = address = outcome = ""
-    ms = gbps = 0.0
-    retransmits = -1
-    tries: list[Try] = []
+    answer, tries = PairAnswer(order.number, peer.name), list[Try]()
     # When the time is over, the answer has the results so far.
     with contextlib.suppress(TestOver, OSError):
         resolved, error = resolve(peer.name, deadline.join)
         address = mesh.peer_address(resolved, peer.addresses, own_addresses)
+        answer = replace(answer, resolved=resolved, error=error, address=address)
         # Half of the time is for the data.
         half = deadline.began + order.limit_s / 2
         ports = order.ports if address else ()
-        for attempt in mesh.try_ports(
-            address, ports, listener_mark(peer.token), half, deadline.ready
-        ):
+        mark = listener_mark(peer.token)
+        for attempt in mesh.try_ports(address, ports, mark, half, deadline.ready):
             tries.append(attempt)
         port = next((attempt.port for attempt in tries if attempt.outcome == mesh.OK), None)
         if port is not None:
-            outcome = "small"
+            answer = replace(answer, outcome="small")
             connection = _greet(peer, (address, port), deadline)
             if connection is not None:
                 echo = _Echo(connection, order, deadline)
                 try:
                     echo.run()
                 finally:
-                    outcome, ms, gbps = echo.outcome, echo.ms, echo.gbps
-                    retransmits = _lost_packets(connection)
+                    answer = replace(answer, outcome=echo.outcome, ms=echo.ms, gbps=echo.gbps)
+                    answer = replace(answer, retransmits=_lost_packets(connection))
                     connection.close()
-    return PairAnswer(
-        number=order.number, target=peer.name, resolved=resolved, error=error, address=address,
-        tries=tuple(tries), outcome=outcome, ms=ms, gbps=gbps, retransmits=retransmits,
-    )  # fmt: skip
+    return replace(answer, tries=tuple(tries))

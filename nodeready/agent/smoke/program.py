@@ -12,7 +12,6 @@ the alarm end both parts and all that they started at once, even in the middle o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import queue
@@ -28,7 +27,7 @@ from functools import partial
 from typing import Any, NoReturn, Union
 
 from nodeready.agent import payload
-from nodeready.agent.proc import holder_text, listeners, user_name
+from nodeready.agent.proc import all_listeners, holder_text, user_name
 from nodeready.agent.proofs import session
 from nodeready.agent.proofs.mesh import local_addresses
 from nodeready.agent.runtime import Ended, ProcessSupervisor, bug_text, hold_streams
@@ -37,25 +36,19 @@ from nodeready.agent.smoke.pair import SmokeListeners, run_pair
 from nodeready.agent.stacks import processes
 from nodeready.agent.witnesses import environment, software
 from nodeready.core import wire
-from nodeready.subjects.environment_table import EnvironmentFacts
 from nodeready.subjects.proof.facts import Busy
 
-#: Seconds from a login to our program.
-_LOGIN_S = 20
-#: Seconds for the facts that decide about the job's variables.
-_ENVIRONMENT_S = 3.0
+_LOGIN_S = 20  # seconds from a login to our program
+_ENVIRONMENT_S = 3.0  # seconds for the facts that decide about the job's variables
 #: Messages of the kernel and of PyTorch for a port that another process has (EADDRINUSE).
 _IN_USE = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 98\b")
-#: Seconds for a rank's port to become free.
-_TAKE_S = 0.3
+_TAKE_S = 0.3  # seconds for a rank's port to become free
 #: Seconds for the session to end by itself, with its logout by PAM, before it is killed.
 _LEAVE_S = 1.0
 #: A session's program ends this number of seconds before the program that started it.
 _SOONER_S = 2
-#: The maximum of a test's limit.
-_MAX_LIMIT_S = 24 * 3600
-#: Maximum characters of an answer: the ranks of a node, each with an error.
-_LONGEST = 128 << 10
+_MAX_LIMIT_S = 24 * 3600  # the maximum of a test's limit
+_LONGEST = 128 << 10  # maximum characters of an answer: the ranks of a node, each with an error
 
 _Work = Union[orders.CollectiveOrder, orders.PairOrder]
 
@@ -109,7 +102,6 @@ def main(config: orders.SmokeConfig, *, inside: bool = False) -> None:
 
 
 def _input_lines() -> Iterator[str]:
-    """The complete lines of the standard input."""
     # A profile may have closed it: then Python has no sys.stdin.
     with open(0, "rb", closefd=False) as file:
         for row in file:
@@ -171,7 +163,6 @@ class _SessionPart(_ProgramPart):
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def begin(self) -> None:
-        """Start, without waiting."""
         user = self.config.user
         try:
             pwd.getpwnam(user)
@@ -180,7 +171,6 @@ class _SessionPart(_ProgramPart):
         self._thread.start()
 
     def take(self, order: _Work | orders.EndOrder) -> None:
-        """Pass an order in."""
         if not isinstance(order, orders.EndOrder):
             self._pending[order.number] = order
         self._orders.put(f"{orders.line(order)}\n")
@@ -271,7 +261,6 @@ class _NodePart(_ProgramPart):
         self._lent: set[int] = set()
 
     def begin(self) -> None:
-        """Start, without waiting."""
         login, user = user_name(os.geteuid()), self.config.user
         if user not in ("", login):
             try:
@@ -322,7 +311,10 @@ class _NodePart(_ProgramPart):
         self._addresses = local_addresses()
         variables = environment.variables_of({**os.environ, **self.config.variables})
         # The ports are seen before our own listeners take them.
-        facts = self._environment_facts(dict(variables))
+        values, deadline = dict(variables), time.monotonic() + _ENVIRONMENT_S
+        master = values.get("MASTER_ADDR", ""), values.get("MASTER_PORT", "")
+        masters = {master: [os.getpid()]} if master[0] else {}
+        facts = environment.observe_node(os.getpid(), masters, deadline, values)
         self._listeners = listeners = SmokeListeners(self.config.ports)
         if not listeners.ports:
             return _no_hello(_no_port(self.config.ports, listeners.busy))
@@ -339,13 +331,6 @@ class _NodePart(_ProgramPart):
             listeners.token, listeners.ports, self._addresses, node_engines.engines, "",
             variables, facts,
         )  # fmt: skip
-
-    def _environment_facts(self, variables: dict[str, str]) -> EnvironmentFacts:
-        """The facts of this node that decide about the variables of the ranks."""
-        master = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
-        masters = {master: [os.getpid()]} if master[0] else {}
-        deadline = time.monotonic() + _ENVIRONMENT_S
-        return environment.observe_node(os.getpid(), masters, deadline, variables)
 
     def _answer(self, order: _Work) -> orders.CollectiveAnswer | orders.PairAnswer:
         stop = self._stops[order.number]
@@ -380,23 +365,18 @@ class _NodePart(_ProgramPart):
 
 def _foreign_holder(port: int) -> str:
     """Another user's process that has a port of our ranks; "": none is visible."""
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
-            for listener in listeners(file.read()):
-                if listener.port == port:
-                    return "" if listener.uid == os.geteuid() else holder_text(listener)
+    for listener in all_listeners():
+        if listener.port == port:
+            return "" if listener.uid == os.geteuid() else holder_text(listener)
     return ""
 
 
 def _empty_answer(order: _Work, reason: str) -> orders.CollectiveAnswer | orders.PairAnswer:
     """The answer to an order that a mistake in this program leaves without a result."""
     if isinstance(order, orders.PairOrder):
-        return orders.PairAnswer(
-            order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1
-        )
-    return orders.CollectiveAnswer(
-        order.number, reason, orders.failed_ranks(order, "start", reason)
-    )
+        return orders.PairAnswer(order.number, order.target.name, error=reason)
+    ranks = orders.failed_ranks(order, "start", reason)
+    return orders.CollectiveAnswer(order.number, reason, ranks)
 
 
 def _no_port(ports: tuple[int, ...], busy: Iterable[Busy]) -> str:

@@ -40,22 +40,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: Seconds before the end of a test at which its ranks are killed.
-KILL_S = 0.3
-#: Seconds for the remaining ranks of this node when one rank has failed.
-AFTER_FAILURE_S = 2.0
+KILL_S = 0.3  # seconds before the end of a test at which its ranks are killed
+AFTER_FAILURE_S = 2.0  # seconds for the remaining ranks of this node when one rank has failed
 #: Maximum seconds for a killed process to end, unless it hangs in the kernel.
 REAP_S = 0.6
-#: Seconds for the driver to count its GPUs.
-COUNT_S = 25.0
+COUNT_S = 25.0  # seconds for the driver to count its GPUs
 #: Seconds by which the store's time-out is shorter than the test, so that a rank can report
 #: missing ranks.
 STORE_S = 1.0
 #: Seconds within which our listener sends its mark; seconds for one connection to the store;
 #: seconds between two of them, so that thousands of ranks are no flood.
 SILENT_S, CONNECT_S, AGAIN_S = 0.05, 3.0, 0.1
-#: Fraction of the test's time for the repetitions of the large all_reduce.
-SHARE = 0.2
+SHARE = 0.2  # fraction of the test's time for the repetitions of the large all_reduce
 #: Maximum repetitions of the large all_reduce; repetitions of the small one.
 REPETITIONS, LATENCIES = 5, 5
 #: Maximum characters of an error; bytes of a rank's output that are kept.
@@ -89,7 +85,6 @@ def last_line(text: str) -> str:
 
 
 def error_line(problem: BaseException) -> str:
-    """An exception in one line."""
     message = last_line(str(problem))
     if isinstance(problem, (RuntimeError, ImportError, OSError)) and message:
         return message
@@ -565,7 +560,6 @@ def shared_memory_files(pid: int) -> list[str]:
 
 
 def remove_files(files: list[str]) -> None:
-    """Remove these files; missing files are ignored."""
     for path in set(files):
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -625,7 +619,6 @@ class RankProcess:
         return ""
 
     def read_messages(self) -> None:
-        """Read the rank's messages and its output."""
         for number, name in ((self.log, "output"), (self.messages_end, "buffer")):
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -668,7 +661,6 @@ class RankProcess:
         remove_files(self.files)
 
     def answer(self) -> dict[str, Any]:
-        """The rank's result."""
         report = self.report
         error = "" if report["phase"] == "done" else self.failure()
         return {

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 
-from nodeready.agent.proc import holder_text, list_directory, listeners, socket_inodes
+from nodeready.agent.proc import all_listeners, holder_text, list_directory, socket_inodes
 from nodeready.agent.resolver import resolve
 from nodeready.agent.secrets import redact
 from nodeready.agent.stacks import processes
@@ -49,8 +49,7 @@ _MAX_VARIABLES, _MAX_VALUE = 64, 200
 _VARIABLE = re.compile(
     rb"\0(NCCL_[A-Z0-9_]{1,48}|%b)=([^\0]{0,%d})" % ("|".join(NAMES).encode(), _MAX_VALUE)
 )
-#: Bytes of a table of the kernel, and of NCCL's file.
-_TABLE_BYTES, _CONF_BYTES = 1 << 20, 1 << 16
+_TABLE_BYTES, _CONF_BYTES = 1 << 20, 1 << 16  # bytes of a table of the kernel, and of NCCL's file
 #: Maximum interfaces, RDMA ports, addresses of a name, and rendezvous addresses of a node.
 _MAX_PORTS, _MAX_ADDRESSES, _MAX_MASTERS = 128, 16, 4
 #: Maximum processes of a job that may hold its port, and descriptors of each.
@@ -214,8 +213,7 @@ def _hca_ports() -> Iterator[HcaPort]:
 
 def _listener(pid: int, port: str, job_pids: Sequence[int]) -> tuple[str, bool]:
     """The process that listens on a port, and whether it is the user's: as of a `Rendezvous`."""
-    tables = (processes.contents(f"/proc/{pid}/net/{name}", _TABLE_BYTES) for name in _TABLES)
-    sockets = [row for table in tables for row in listeners(table) if str(row.port) == port]
+    sockets = [row for row in all_listeners(pid) if str(row.port) == port]
     if not sockets:
         return "", False
     inodes = {str(row.inode) for row in sockets}
@@ -227,9 +225,6 @@ def _listener(pid: int, port: str, job_pids: Sequence[int]) -> tuple[str, bool]:
     if is_users and os.geteuid() not in (0, job_uid):
         return "", False
     return holder_text(sockets[0]), is_users
-
-
-_TABLES = ("tcp", "tcp6")
 
 
 def _family(pids: Sequence[int]) -> list[int]:

@@ -29,8 +29,7 @@ from nodeready.core import wire
 
 #: Maximum calls listed; maximum ranks of a process group, whose ranks are not listed beyond it.
 MAX_ENTRIES, MAX_RANKS = 20, 512
-#: Maximum bytes read of a dump: 20,000 calls take about 5 MB.
-MAX_BYTES = 16 << 20
+MAX_BYTES = 16 << 20  # maximum bytes read of a dump: 20,000 calls take about 5 MB
 #: The reason for a missing recording that may still be written.
 NO_DUMP = "no dump has been written"
 
@@ -80,8 +79,7 @@ class Recording:
 _PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _BUFFERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-#: Seconds by which a file system's clock may be behind.
-_CLOCK_S = 2.0
+_CLOCK_S = 2.0  # seconds by which a file system's clock may be behind
 
 
 def dump_paths(uid: int, rank: int, environment: Mapping[str, str]) -> list[str]:
@@ -223,8 +221,7 @@ class NoDumpError(Exception):
 #: Maximum reads of a pickle, and CPU seconds for them: 2,000 calls take 0.2.
 _MAX_STEPS, _READ_S = 4_000_000, 0.7
 _STEPS_PER_LOOK = 8192
-#: Maximum bytes of a whole number.
-_LONGEST_NUMBER = 32
+_LONGEST_NUMBER = 32  # maximum bytes of a whole number
 #: Upper bound of a whole number as a key, which is a group's id.
 _END_OF_KEYS = 1 << 31
 _NO_PICKLE = "it is no dump: a broken pickle"
@@ -365,8 +362,7 @@ def from_json(data: bytes) -> tuple[Any, bool]:
 
 # --- The fields of a dump, by version: FlightRecorder.hpp.
 
-#: Maximum characters of a name, and of sizes as text.
-_NAME, _SIZES = 80, 200
+_NAME, _SIZES = 80, 200  # maximum characters of a name, and of sizes as text
 #: Files that are not the user's code: installed packages, Python itself.
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[^/]*/|^<frozen |^\?\?$|^$")
 _DEFAULT = "default_pg"

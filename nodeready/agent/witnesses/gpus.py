@@ -172,8 +172,7 @@ def _nvidia(
     return gpus
 
 
-#: Maximum processes listed of one GPU.
-_MAX_PIDS = 64
+_MAX_PIDS = 64  # maximum processes listed of one GPU
 
 
 def _pick_pids(pids: Iterable[int], job_pids: frozenset[int]) -> tuple[int, ...]:
@@ -207,8 +206,7 @@ def _watts(node: Any) -> int | None:
 # --- AMD's GPUs: amd-smi, else rocm-smi; the processes come from the kernel.
 
 _KFD = "/sys/class/kfd/kfd"
-#: Maximum GPUs, and maximum processes, whose files there are read.
-_MAX_KFD_ENTRIES = 4096
+_MAX_KFD_ENTRIES = 4096  # maximum GPUs, and maximum processes, whose files there are read
 
 
 def _amd(

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from nodeready import knowledge
@@ -23,8 +23,7 @@ _PATH = (
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/rocm/bin"
     ":/usr/local/nvidia/bin"
 )
-#: Maximum bytes of a tool's output; the last ones are kept.
-_MAX_OUTPUT_BYTES = 8 << 20
+_MAX_OUTPUT_BYTES = 8 << 20  # maximum bytes of a tool's output; the last ones are kept
 
 
 def tool_path(name: str) -> str:
@@ -33,32 +32,23 @@ def tool_path(name: str) -> str:
     return path if path and changeable_by_root_only(path) else ""
 
 
-@dataclass
-class _OutputTail:
-    """The last bytes of a tool's output."""
-
-    data: bytearray = field(default_factory=bytearray)
-
-    def __call__(self, process: object, stream: int, data: bytes) -> None:
-        if stream == 1:
-            self.data += data
-            if len(self.data) > 2 * _MAX_OUTPUT_BYTES:
-                del self.data[:-_MAX_OUTPUT_BYTES]
-
-
 def run_tool(
     supervisor: ProcessSupervisor, argv: Sequence[str], limit_s: float
 ) -> tuple[Ended, str]:
     """How a tool ended, and the end of its output. Raises OSError."""
-    tail = _OutputTail()
-    ended = supervisor.run(
-        argv, max(0.2, limit_s), tail, env={**os.environ, "LC_ALL": "C", "PATH": _PATH}
-    )
-    return ended, bytes(tail.data[-_MAX_OUTPUT_BYTES:]).decode("utf-8", "replace")
+    tail = bytearray()
+
+    def keep(process: object, stream: int, data: bytes) -> None:
+        tail.extend(data if stream == 1 else b"")
+        if len(tail) > 2 * _MAX_OUTPUT_BYTES:
+            del tail[:-_MAX_OUTPUT_BYTES]
+
+    environment = {**os.environ, "LC_ALL": "C", "PATH": _PATH}
+    ended = supervisor.run(argv, max(0.2, limit_s), keep, env=environment)
+    return ended, bytes(tail[-_MAX_OUTPUT_BYTES:]).decode("utf-8", "replace")
 
 
-#: Seconds of a limit that are reserved for ending a tool and reading its output.
-_SPARE_S = 0.5
+_SPARE_S = 0.5  # seconds of a limit that are reserved for ending a tool and reading its output
 
 
 def tool_deadline(supervisor: ProcessSupervisor, limit_s: float) -> float:
@@ -98,10 +88,8 @@ class LogUnreadable(Exception):
 #: Maximum messages, and maximum messages of one kind and shape.
 _MAX_MESSAGES, _MAX_ALIKE = 50, 5
 _TEXT = 200
-#: Maximum characters of a line that are searched.
-_MAX_LINE = 1000
-#: Seconds that the clocks of the kernel's log and of a process's start may differ.
-_SLACK_S = 2.0
+_MAX_LINE = 1000  # maximum characters of a line that are searched
+_SLACK_S = 2.0  # seconds that the clocks of the kernel's log and of a process's start may differ
 #: Before the text of a line: its priority or level; its time, in seconds since boot or as a date;
 #: the host in the journal and in syslog; the number of the caller, which some kernels print.
 _BOOT = r"\[ *(\d{1,12}\.\d{1,9})\] ?"

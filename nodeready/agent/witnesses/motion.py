@@ -24,8 +24,7 @@ from nodeready.agent.witnesses import logs
 from nodeready.core import wire
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-#: Seconds for the ports: a faulty card answers late.
-_PORTS_S = 2.0
+_PORTS_S = 2.0  # seconds for the ports: a faulty card answers late
 #: Maximum descendants of one rank, and maximum ranks of a node.
 _MAX_DESCENDANTS, MAX_RANKS = 256, 1024
 #: Bytes at the end of a log that are searched for the watchdog's lines, and for those of progress:
@@ -40,7 +39,7 @@ _WATCHDOG = re.compile(
 )
 _TIMEOUTS = {key: (re.compile(row["pattern"]), row["unit_s"])
              for key, row in knowledge.rows("job_timeouts").items()}  # fmt: skip
-#: Devices whose users wait by polling.
+#: Devices for which CUDA, ROCm, NCCL or UCX may poll.
 _POLLED = (
     "/dev/nvidia", "/dev/kfd", "/dev/infiniband/", "/dev/dri/render", "/dev/hl", "/dev/accel",
 )  # fmt: skip
@@ -52,8 +51,6 @@ _SYSFS_IB = "/sys/class/infiniband"
 
 @dataclass(frozen=True)
 class MotionConfig:
-    """The ranks to probe."""
-
     nonce: str  # as of every program that is sent to a node (`nodeready.agent.payload`)
     tag: str  # likewise
     limit_s: int  # likewise
@@ -242,7 +239,7 @@ def _motion(pid: int, descendants: Sequence[int], progress: str) -> dict[str, An
         "log_bytes": size,
         "log_age_s": age_s,
         "watchdog": watchdog,
-        "may_poll": _may_poll(pid),
+        "may_poll": has_open(pid, lambda path: path.startswith(_POLLED), _MAX_DESCRIPTORS),
         "progress": _last_match(pid, progress) if progress else None,
         "timeout_s": min(timeouts(_settings(pid)).values(), default=None),
     }
@@ -264,11 +261,6 @@ def _settings(pid: int) -> str:
     variables = (processes.environment_bytes(pid) or b"").decode("utf-8", "replace")
     command = processes.contents(f"/proc/{pid}/cmdline")
     return "\n".join((command.replace("\0", " "), *variables.split("\0")))
-
-
-def _may_poll(pid: int) -> bool:
-    """Whether it has a device open for which CUDA, ROCm, NCCL or UCX may poll."""
-    return has_open(pid, lambda path: path.startswith(_POLLED), _MAX_DESCRIPTORS)
 
 
 def _log(pid: int) -> tuple[int | None, int | None, bool]:
@@ -345,5 +337,4 @@ def _ports() -> list[int | None]:
 
 
 def kinds() -> Mapping[str, type]:
-    """The rows of an answer."""
     return {"motion": Motion, "ports": PortBytes, "found": MotionEnd}

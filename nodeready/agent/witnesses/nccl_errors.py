@@ -7,22 +7,17 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import NamedTuple
 
 from nodeready import knowledge
 
-#: The rank (its process, node, GPU or port) failed itself.
-CAUSE = "cause"
+CAUSE = "cause"  # the rank (its process, node, GPU or port) failed itself
 #: The rank lost a peer, or does not reach it. Its own line says no more.
 VICTIM = "victim"
-#: The line repeats the error of another line of the same process.
-FOLLOWS = "follows"
-#: No failure: why NCCL chose what it uses.
-NOTE = "note"
+FOLLOWS = "follows"  # the line repeats the error of another line of the same process
+NOTE = "note"  # no failure: why NCCL chose what it uses
 
-#: Characters of a line that are searched.
-MAX_LINE = 2000
+MAX_LINE = 2000  # characters of a line that are searched
 
 
 class NcclMeaning(NamedTuple):
@@ -46,17 +41,11 @@ ERRORS = tuple(NcclMeaning(key, **row) for key, row in knowledge.rows("nccl_erro
 LOST_PEER = (
     "watchdog", "gloo-timeout", "gloo-closed", "peer-closed", "peer-reset", "remote",
 )  # fmt: skip
-#: Why NCCL uses no InfiniBand or RoCE.
-FALLBACKS = ("ib-open", "ib-none", "ib-library")
+FALLBACKS = ("ib-open", "ib-none", "ib-library")  # why NCCL uses no InfiniBand or RoCE
 
 _BY_KEY = {error.key: error for error in ERRORS}
 _ROWS = tuple((error, tuple(error.needles.split("|"))) for error in ERRORS)
 _NEEDLES = tuple(dict.fromkeys(needle for _, needles in _ROWS for needle in needles))
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
 
 
 def meaning(line: str) -> NcclMeaning | None:
@@ -70,7 +59,7 @@ def meaning(line: str) -> NcclMeaning | None:
         return None
     for error, needles in _ROWS:
         if any(needle in line for needle in needles) and (
-            not error.pattern or _compiled(error.pattern).search(line)
+            not error.pattern or re.search(error.pattern, line)
         ):
             return error
     return None

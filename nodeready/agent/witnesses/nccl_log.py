@@ -33,8 +33,6 @@ STATES = ("", "init", "ready", "aborted", "ended")
 
 @dataclass(frozen=True)
 class NcclError:
-    """A line with an error."""
-
     key: str  # of `nccl_errors.ERRORS`
     text: str  # the line without its prefix
     peer: str = ""  # the address or name of the peer that the line names; "": none
@@ -79,8 +77,6 @@ class NcclRank:
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What a log says."""
-
     ranks: tuple[NcclRank, ...] = ()  # by host, process and device, in the order of the ranks
     # of lines that name no process, such as PyTorch's and gloo's
     errors: tuple[NcclError, ...] = ()
@@ -212,19 +208,16 @@ class _ProcessFacts:
 
     def merged(self, other: _ProcessFacts) -> _ProcessFacts:
         """Both; this one's values come first."""
-        return _ProcessFacts(
-            {**other.texts, **self.texts},
-            self.networks | other.networks,
-            {**self.hcas, **other.hcas},
-            {**self.transports, **other.transports},
-            self.speakers | other.speakers,
-            other.gdr if self.gdr is None else self.gdr,
-            other.channels if self.channels is None else self.channels,
-            other.nvls if self.nvls is None else self.nvls,
-            {**self.errors, **other.errors},
-            {**other.calls, **self.calls},
-            {**self.choices, **other.choices},
-        )
+        fields: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            other_value = getattr(other, name)
+            if isinstance(value, dict):
+                fields[name] = {**value, **other_value, **value}
+            elif isinstance(value, set):
+                fields[name] = value | other_value
+            else:
+                fields[name] = other_value if value is None else value
+        return _ProcessFacts(**fields)
 
     def add_call(self, match: re.Match[str]) -> None:
         """Add a call of a collective. Sends and receives differ between ranks."""
@@ -398,7 +391,6 @@ class _LogReader:
             yield self._described(NcclRank(rank, size, host, pid, device, state=state), facts)
 
     def _described(self, rank: NcclRank, facts: _ProcessFacts) -> NcclRank:
-        """The rank with its facts."""
         texts = facts.texts
         network = _network(facts)
         gdr = facts.gdr

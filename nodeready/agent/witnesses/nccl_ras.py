@@ -20,12 +20,12 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from nodeready.agent.proc import Listener, all_pids, listeners, socket_inodes
+from nodeready.agent.proc import Listener, all_listeners, all_pids, socket_inodes
 from nodeready.agent.runtime import ForkedWorker, ProcessSupervisor, Send
 from nodeready.agent.stacks.processes import FAMILIES
 from nodeready.agent.users_file import confine, give_up, rights_of_job
@@ -36,14 +36,12 @@ from nodeready.core import wire
 #
 # The forms: NCCL's src/ras/client_support.cc (versions 2.24 to 2.32).
 
-#: Maximum memory of a report's objects.
-_MAX_COST = 400 << 20
+_MAX_COST = 400 << 20  # maximum memory of a report's objects
 #: Maximum members listed of all communicators; maximum communicators.
 _MAX_MEMBERS, _MAX_COMMUNICATORS = 4096, 1024
 #: Members that are listed of each communicator if not all can be; more if more deviate.
 _MIN_SHOWN = 64
-#: Maximum kinds of collectives that are listed of a member.
-_MAX_COLLECTIVES = 16
+_MAX_COLLECTIVES = 16  # maximum kinds of collectives that are listed of a member
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,6 @@ class Member:
 
 @dataclass(frozen=True)
 class Communicator:
-    """One communicator."""
-
     hash: str
     size: int  # the number of ranks that it should have
     # members that are missing, have a problem or deviate from the usual counts come first; the
@@ -76,8 +72,6 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Ras:
-    """The answer of the port."""
-
     absent: str = ""  # why there is no answer, one line; "": there is an answer
     version: str = ""  # of NCCL
     timeouts: int = 0  # peers that did not answer the port's own query
@@ -278,7 +272,6 @@ class _RasSection:
         self.usual: dict[str, tuple[int, int]] = {}
 
     def line(self, row: str, dead: set[tuple[str, int]]) -> None:
-        """Take one more line."""
         if counts := _OPERATIONS.fullmatch(row):
             self.operation, self.several = counts[1].strip(), ""
         elif rank := _RANK.fullmatch(row):
@@ -362,14 +355,10 @@ def read_text(text: str) -> Ras | None:
 
 #: The first version in which a report does not corrupt the job's memory (NVIDIA/nccl#1762).
 SAFE = (2, 29, 2)
-#: The port, unless NCCL_RAS_ADDR names another address (NCCL user guide).
-_PORT = 28028
-#: Maximum bytes of an answer: some 50,000 members.
-_MAX_BYTES = 32 << 20
-#: Maximum memory and CPU seconds of the fork.
-_MEMORY, _CPU_S = 1 << 30, 20
-#: Maximum bytes of a list of sockets; maximum descriptors read of a process.
-_MAX_SOCKETS, _MAX_DESCRIPTORS = 16 << 20, 65536
+_PORT = 28028  # the port, unless NCCL_RAS_ADDR names another address (NCCL user guide)
+_MAX_BYTES = 32 << 20  # maximum bytes of an answer: some 50,000 members
+_MEMORY, _CPU_S = 1 << 30, 20  # maximum memory and CPU seconds of the fork
+_MAX_DESCRIPTORS = 65536  # maximum descriptors read of a process
 #: Maximum seconds that the port waits for the job's other processes (RAS_COLLECTIVE_LEG_TIMEOUT).
 _LEG_S = 5
 _ALLOW = "--ras asks all the same"
@@ -432,22 +421,50 @@ def observe(
         return Ras(str(absent))
     uid = ranks[0][1]
     user_ranks = [rank for rank in ranks if rank[1] == uid]
-    world = _world(environment)
+    texts = (environment.get(name, "") for _, _, names in FAMILIES for name in names)
+    world = next((int(text[:10]) for text in texts if text.isdecimal()), None)
     until = min(supervisor.deadline, time.monotonic() + limit_s)
+
+    def query() -> Ras:
+        """The report, after checks of the library and the listener. Raises _Absent, OSError."""
+        pids = [pid for pid, _, _ in user_ranks]
+        version = software.find_library(pids, uid)
+        # Without a listener, a warning about a query makes no sense.
+        listener = _listener_address(pids, uid, address)
+        numbers = software.numbers(version)
+        if makes_communicator:
+            raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
+        if not allow and numbers is None:
+            raise _Absent(
+                f"the version of the job's NCCL is not known, and old ones crash: {_ALLOW}"
+            )
+        if not allow and numbers is not None and numbers < SAFE:
+            raise _Absent(
+                f"NCCL {version}: asking versions before {'.'.join(map(str, SAFE))} has crashed "
+                f"jobs: {_ALLOW}"
+            )
+        # The job may have ranks on other nodes, which were not checked.
+        if not allow and world != len(ranks):
+            raise _Absent(
+                f"NCCL {version}: asking while a communicator is made, also on another node, has "
+                f"crashed jobs: {_ALLOW}"
+            )
+        ras = _fetch_report(listener, until)
+        rank_by_pid = {number: rank for pid, _, rank in user_ranks for number in all_pids(pid)}
+        listed_pids = {
+            member.pid for group in ras.communicators for member in group.members if member.host
+        }
+        lists_all_members = all(group.hash.startswith("0x") for group in ras.communicators)
+        if ras.communicators and lists_all_members and not listed_pids & rank_by_pid.keys():
+            raise _Absent(f"another job has answered at {_shown(listener)}")
+        groups = with_world_ranks(ras.communicators, rank_by_pid, world)
+        return replace(ras, version=ras.version or version, communicators=within_limits(groups))
 
     def work(send: Send) -> None:
         try:
             give_up(rights_of_job(user_ranks[0][0], uid))
             confine(_MEMORY, _CPU_S)
-            ras = _query(
-                user_ranks,
-                address,
-                until,
-                world=world,
-                allow=allow,
-                has_other_nodes=world != len(ranks),
-                makes_communicator=makes_communicator,
-            )
+            ras = query()
         except (_Absent, software.NoNccl) as absent:
             ras = Ras(str(absent))
         except (MemoryError, RecursionError):
@@ -480,12 +497,6 @@ def _open_gate(
     return _address(environment.get("NCCL_RAS_ADDR", ""))
 
 
-def _world(environment: Mapping[str, str]) -> int | None:
-    """The number of ranks of the job, by its environment; None: not known."""
-    texts = (environment.get(name, "") for _, _, names in FAMILIES for name in names)
-    return next((int(text[:10]) for text in texts if text.isdecimal()), None)
-
-
 def _address(text: str) -> tuple[str, int]:
     """Host ("": localhost) and port of NCCL_RAS_ADDR (`ncclSocketGetAddrFromString`). A name is
     not resolved, because a name service may hang. Raises _Absent.
@@ -502,54 +513,6 @@ def _address(text: str) -> tuple[str, int]:
         with contextlib.suppress(ValueError):
             return str(ipaddress.ip_address(host)), port
     raise _Absent(f"NCCL_RAS_ADDR={ascii(text[:60])[1:-1]}: only a numeric address is asked")
-
-
-def _query(
-    ranks: Sequence[tuple[int, int, int | None]],
-    address: tuple[str, int],
-    until: float,
-    *,
-    world: int | None,
-    allow: bool,
-    has_other_nodes: bool,
-    makes_communicator: bool,
-) -> Ras:
-    """Check the library and the listener, then fetch the report; with the user's rights. Raises
-    _Absent, OSError.
-    ranks: of one user
-    world: number of ranks of the whole job; None: not known
-    allow, makes_communicator: as for `observe`
-    has_other_nodes: the job may have ranks on other nodes, which were not checked
-    """
-    uid, pids = ranks[0][1], [pid for pid, _, _ in ranks]
-    version = software.find_library(pids, uid)
-    # Without a listener, a warning about a query makes no sense.
-    listener = _listener_address(pids, uid, address)
-    version_numbers = software.numbers(version)
-    if makes_communicator:
-        raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
-    if not allow and version_numbers is None:
-        raise _Absent(f"the version of the job's NCCL is not known, and old ones crash: {_ALLOW}")
-    if not allow and version_numbers is not None and version_numbers < SAFE:
-        raise _Absent(
-            f"NCCL {version}: asking versions before {'.'.join(map(str, SAFE))} has crashed jobs: "
-            f"{_ALLOW}"
-        )
-    if not allow and has_other_nodes:
-        raise _Absent(
-            f"NCCL {version}: asking while a communicator is made, also on another node, has "
-            f"crashed jobs: {_ALLOW}"
-        )
-    ras = _fetch_report(listener, until)
-    rank_by_pid = {number: rank for pid, _, rank in ranks for number in all_pids(pid)}
-    listed_pids = {
-        member.pid for group in ras.communicators for member in group.members if member.host
-    }
-    lists_all_members = all(group.hash.startswith("0x") for group in ras.communicators)
-    if ras.communicators and lists_all_members and not listed_pids & rank_by_pid.keys():
-        raise _Absent(f"another job has answered at {_shown(listener)}")
-    groups = with_world_ranks(ras.communicators, rank_by_pid, world)
-    return replace(ras, version=ras.version or version, communicators=within_limits(groups))
 
 
 # --- The listener, which must belong to the job.
@@ -572,7 +535,7 @@ def _listener_address(pids: Sequence[int], uid: int, address: tuple[str, int]) -
     own_namespace = os.readlink("/proc/self/ns/net")
     if any(os.readlink(f"/proc/{pid}/ns/net") != own_namespace for pid in pids):
         raise _Absent("the job has a network of its own (a container's): its port is not asked")
-    matching = [listener for listener in _listeners() if _matches(listener, host, port)]
+    matching = [listener for listener in all_listeners() if _matches(listener, host, port)]
     place = _shown((host or "localhost", port))
     if not matching:
         raise _Absent(f"nothing listens at {place}: no communicator of NCCL's, or no RAS")
@@ -587,12 +550,6 @@ def _listener_address(pids: Sequence[int], uid: int, address: tuple[str, int]) -
     if chosen.is_unspecified:
         return ("127.0.0.1" if chosen.version == 4 else "::1"), port
     return str(chosen), port
-
-
-def _listeners() -> Iterator[Listener]:
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/net/{name}", "rb") as file:
-            yield from listeners(file.read(_MAX_SOCKETS).decode("ascii", "replace"))
 
 
 def _shown(listener: tuple[str, int]) -> str:

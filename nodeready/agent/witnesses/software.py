@@ -37,13 +37,15 @@ def observe(pid: int, uid: int, nccl: str | None = None) -> RankSoftware:
         maps = [path for path, _ in mapped_files(pid)]
         nccl_path = next(filter(LIBRARY.search, maps), "")
         environment = _loader_variables(processes.environment_bytes(pid) or b"")
+        places = map(os.path.dirname, _torch_directories(maps))
+        own_nccl = (packaged_version(pid, uid, place) for place in places)
         return RankSoftware(
             library([pid], uid) if nccl is None else nccl,
             torch_version(pid, uid, maps),
             next((match[1] for path in maps if (match := _DRIVER.search(path))), ""),
             nccl_path[:_MAX_PATH],
             _brought_by(nccl_path, environment),
-            _own_nccl(pid, uid, maps),
+            next(filter(None, own_nccl), ""),
         )
     return RankSoftware()
 
@@ -94,14 +96,6 @@ def torch_version(pid: int, uid: int, maps: Sequence[str]) -> str:
         with contextlib.suppress(OSError), opened_path(pid, uid, path) as (number, _):
             if match := _VERSION.search(os.read(number, 4096).decode("utf-8", "replace")):
                 return match[1]
-    return ""
-
-
-def _own_nccl(pid: int, uid: int, maps: Sequence[str]) -> str:
-    """The version of the NCCL that was installed with PyTorch; "": not known."""
-    for directory in _torch_directories(maps):
-        if version := packaged_version(pid, uid, os.path.dirname(directory)):
-            return version
     return ""
 
 

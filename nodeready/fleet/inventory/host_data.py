@@ -188,14 +188,6 @@ def waivers_of(node: str, waivers: Iterable[Waiver]) -> tuple[Waiver, ...]:
     )
 
 
-def _file_checks(inventory: Inventory) -> tuple[tuple[SiteCheck, ...], list[str]]:
-    """The checks of `checks.d`, and what is wrong there; pyinfra's own inventory has none."""
-    if isinstance(inventory, NodeInventory):
-        return tuple(inventory.site_checks), list(inventory.check_problems)
-    checks, problems = site_files.read([Path.cwd() / FOLDER])
-    return tuple(checks), problems
-
-
 def _checks_of(host: Host, declared: tuple[SiteCheck, ...]) -> tuple[SiteCheck, ...]:
     """The checks of the host's groups. Raises PolicyError."""
     groups = {"all", *host.groups}
@@ -223,7 +215,12 @@ def declared_settings(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, 
     Raises PolicyError with the problems of all origins, each with its file or host, before any
     node is touched.
     """
-    file_checks, problems = _file_checks(inventory)
+    if isinstance(inventory, NodeInventory):
+        checks, problems = inventory.site_checks, [*inventory.check_problems]
+    else:
+        # pyinfra's own inventory has not read them.
+        checks, problems = site_files.read([Path.cwd() / FOLDER])
+    file_checks = tuple(checks)
     cache: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def settings(data: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from nodeready.fleet.inventory.nodeset import NodeSetError, expand_one, fold, to
 
 #: A hostfile of `nodeset.MAX_NODES` names of full length is 17 MB: more is another kind of file.
 MAX_BYTES = 32 * 1024 * 1024
-#: More slots than any node has hardware threads: a typing error.
-MAX_SLOTS = 65_536
+MAX_SLOTS = 65_536  # more slots than any node has hardware threads: a typing error
 #: Where DeepSpeed looks (deepspeed --hostfile), after the current directory.
 DEFAULT_FILES = ("./hostfile", "/job/hostfile")
 _SLOTS = ("slots", "cpus", "cpu", "count")

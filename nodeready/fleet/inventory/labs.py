@@ -20,7 +20,6 @@ def lab_names() -> list[str]:
 
 
 def file_of(name: str) -> Path:
-    """The file of this lab's nodes."""
     return ROOT / name / INVENTORY
 
 

@@ -58,7 +58,6 @@ def group_members(part: str) -> list[str]:
 
 
 def names(hosts: Iterable[Host]) -> list[str]:
-    """The names of these hosts, in their order."""
     return [str(host.name) for host in hosts]
 
 

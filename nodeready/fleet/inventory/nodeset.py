@@ -22,8 +22,7 @@ from nodeready.fleet.inventory.trust import distrust
 
 #: More names than the largest Slurm cluster has nodes (MAX_SLURM_NODES is 65,536): a typing error.
 MAX_NODES = 65_536
-#: RFC 1035, section 2.3.4: the longest host name.
-MAX_NAME = 253
+MAX_NAME = 253  # RFC 1035, section 2.3.4: the longest host name
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _GLOB = re.compile(r"[A-Za-z0-9_.*?][A-Za-z0-9_.*?-]*")
@@ -32,8 +31,7 @@ _CONNECTOR = re.compile(r"@[A-Za-z0-9_]+(/[A-Za-z0-9_./][A-Za-z0-9_./:@%+=-]*)?"
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?:/([1-9][0-9]{0,8}))?)?")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _NUMBER = re.compile(r"([0-9]+)")
-#: Digits of a number that a node set can count.
-_DIGITS = 18
+_DIGITS = 18  # digits of a number that a node set can count
 
 
 class NodeSetError(ValueError):
@@ -57,11 +55,8 @@ def too_many(count: int, shown: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    if len(text) > MAX_NAME:
-        return False
-    if _NAME.fullmatch(text):
-        return True
-    return ":" in text and is_ipv6(text)
+    is_name = _NAME.fullmatch(text) is not None or (":" in text and is_ipv6(text))
+    return is_name and len(text) <= MAX_NAME
 
 
 def is_ipv6(text: str) -> bool:

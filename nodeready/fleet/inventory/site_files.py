@@ -8,6 +8,7 @@ import importlib.abc
 import os
 import re
 import sys
+import traceback
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -33,17 +34,6 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, PyinfraError):
         return sanitise(text)
     return sanitise(f"{type(error).__name__}: {text}" if text else type(error).__name__)
-
-
-def _line_in(path: Path, error: BaseException) -> int | None:
-    """The line of ``path`` that was running when ``error`` was raised."""
-    line = None
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line
 
 
 def _parse(path: Path) -> ast.Module:
@@ -98,8 +88,9 @@ def execute(
         with contextlib.redirect_stdout(sys.stderr), _no_strangers(guard, trusted):
             exec(compile(tree, str(path), "exec", dont_inherit=True), bound)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
-        line = _line_in(path, error)
-        place = f"{path}:{line}" if line else str(path)
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        place = f"{path}:{lines[-1]}" if lines else str(path)
         distrusted = f"; {reason}" if reason and isinstance(error, ImportError) else ""
         raise InventoryError(f"{place}: {_one_line(error)}{sanitise(distrusted)}") from None
     finally:
@@ -113,8 +104,7 @@ def execute(
     return {k: v for k, v in bound.items() if k in chosen and not k.startswith("__")}
 
 
-#: The directory of nodeready's own modules.
-_PACKAGE = str(Path(__file__).parents[2])
+_PACKAGE = str(Path(__file__).parents[2])  # the directory of nodeready's own modules
 
 
 def _forget(directory: str) -> None:
@@ -244,8 +234,7 @@ else:
     import tomli as tomllib
 
 _TABLE = "check"
-#: Maximum bytes of a file.
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20  # maximum bytes of a file
 
 
 def read(

@@ -10,19 +10,14 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from nodeready.core.files import MAX_LINKS, user_name
+from nodeready.agent.users_file import walked
+from nodeready.core.files import user_name
 
 OPTION = "--trust-inventory"
 #: Asks for the same as OPTION: for configuration files, and where pyinfra runs the inventory.
 VARIABLE = "NODEREADY_TRUST_INVENTORY"
 USE_OPTION = f"use {OPTION}"
-#: The remedy where OPTION does not count.
-SET_VARIABLE = f"set {VARIABLE}=1"
-
-
-def trust_asked() -> bool:
-    """Whether VARIABLE asks to take every file."""
-    return os.environ.get(VARIABLE, "").lower() in ("1", "true", "t", "yes", "y", "on")
+SET_VARIABLE = f"set {VARIABLE}=1"  # the remedy where OPTION does not count
 
 
 def distrust(
@@ -38,11 +33,17 @@ def distrust(
              a user other than root takes, because the user runs code of theirs already.
     """
     uid = os.geteuid()
-    if (uid != 0 and authors is None) or trust_asked():
+    is_asked = os.environ.get(VARIABLE, "").lower() in ("1", "true", "t", "yes", "y", "on")
+    if (uid != 0 and authors is None) or is_asked:
         return ""
-    owners = _owners_for_root() if uid == 0 else frozenset({0, uid, *(authors or ())})
+    owners = {0, uid, *(authors or ())}
+    if uid == 0:
+        # Root, and the user who became root by sudo.
+        sudo = os.environ.get("SUDO_UID", "")
+        owners = {0, int(sudo)} if sudo.isascii() and sudo.isdigit() else {0}
     try:
-        reason = _distrust_reason(str(path), owners)
+        entries = walked(os.path.join(os.getcwd(), path))
+        reason = next(filter(None, (_entry_problem(*entry, owners) for entry in entries)), "")
     except OSError as error:
         # A process can stand in a directory whose path it may not walk (sudo -u).
         unreadable = (errno.EACCES,) if authors is None else ()
@@ -52,41 +53,8 @@ def distrust(
     return f"{path} is not taken by {user_name(uid)}: {reason}, or {remedy}" if reason else ""
 
 
-def _owners_for_root() -> frozenset[int]:
-    """The uids of root, and of the user who became root by sudo."""
-    sudo = os.environ.get("SUDO_UID", "")
-    return frozenset({0, int(sudo)} if sudo.isascii() and sudo.isdigit() else {0})
-
-
-def _distrust_reason(path: str, owners: frozenset[int]) -> str:
-    """The first problem of the file or of its path's components, in the kernel's order."""
-    todo = [*reversed(os.path.join(os.getcwd(), path).split("/"))]
-    directory, links = "/", 0
-    problem = _entry_problem("/", owners)
-    while todo and not problem:
-        part = todo.pop()
-        if part in ("", "."):
-            continue
-        if part == "..":
-            directory = os.path.dirname(directory)
-            continue
-        place = os.path.join(directory, part)
-        problem = _entry_problem(place, owners)
-        if not stat.S_ISLNK(os.lstat(place).st_mode):
-            directory = place
-            continue
-        links += 1
-        if links > MAX_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), place)
-        target = os.readlink(place)
-        directory = "/" if target.startswith("/") else directory
-        todo += reversed(target.split("/"))
-    return problem
-
-
-def _entry_problem(place: str, owners: frozenset[int]) -> str:
+def _entry_problem(place: str, status: os.stat_result, owners: Collection[int]) -> str:
     """The problem of one file, directory or link, with its repair; "": none."""
-    status = os.lstat(place)
     if status.st_uid not in owners:
         repair = "copy it" if os.geteuid() else "chown root it"
         return f"{place} belongs to {user_name(status.st_uid)}; {repair}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import re
 import shlex
 from collections import Counter
@@ -20,6 +19,7 @@ from gevent import subprocess
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.agent.asking import TransportUnavailable
+from nodeready.agent.proc import user_name
 from nodeready.core.shell import find_program
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import slurm
@@ -27,12 +27,9 @@ from nodeready.fleet.inventory.nodeset import fold
 
 #: A job, a task of an array job, or a component of a heterogeneous job (squeue(1), --jobs).
 _JOB = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?")
-#: Seconds for Slurm to allocate free nodes (salloc(1), --immediate).
-_IMMEDIATE_S = 20
-#: Seconds for a command of Slurm that ends the job.
-_RELEASE_S = 5
-#: Maximum minutes of the job.
-_LIMIT_MIN = 60
+_IMMEDIATE_S = 20  # seconds for Slurm to allocate free nodes (salloc(1), --immediate)
+_RELEASE_S = 5  # seconds for a command of Slurm that ends the job
+_LIMIT_MIN = 60  # maximum minutes of the job
 #: sinfo's words for a node that can start a job at once, without `_FLAGS` (sinfo(1), NODE STATE
 #: CODES).
 _FREE, _PARTLY = "idle", "mixed"
@@ -50,8 +47,6 @@ class SrunError(TransportUnavailable):
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A running job."""
-
     number: str  # Slurm's SLURM_JOB_ID; "": no node could be allocated
     nodes: tuple[str, ...]
     # requested node -> why the job does not have it
@@ -83,7 +78,7 @@ def running(job_id: str) -> RunningJob:
         if len(running_jobs) == 1:
             number, _, user, nodes = running_jobs[0]
             # Slurm refuses root, too (step_mgr.c), but root may have a wrapper of srun that works.
-            if os.geteuid() and user not in (_own_name(), str(os.geteuid())):
+            if os.geteuid() and user not in (user_name(os.geteuid()), str(os.geteuid())):
                 raise SrunError(
                     f"--job {job_id}: is {user}'s: Slurm starts a step in it for nobody but "
                     f"{user}; ask as {user} (sudo -u {user} ...), or over ssh as root"
@@ -97,13 +92,6 @@ def running(job_id: str) -> RunningJob:
         raise SrunError(f"--job {job_id}: is an array; name one of its tasks, such as {job_id}_0")
     state = f"does not run: it is {jobs[0][1]}" if jobs else "does not run any more"
     raise SrunError(f"--job {job_id}: {state}")
-
-
-def _own_name() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 # --- A new allocation.
@@ -133,8 +121,7 @@ class _SlurmNodeState:
         return f"is {self.state}{reason}"
 
 
-#: The state of a node that Slurm does not know.
-_GONE = _SlurmNodeState("gone", 0, "none", ())
+_GONE = _SlurmNodeState("gone", 0, "none", ())  # the state of a node that Slurm does not know
 
 
 def _state_of(nodes: Sequence[str]) -> dict[str, _SlurmNodeState]:

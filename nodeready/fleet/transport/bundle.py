@@ -26,8 +26,7 @@ _SUPERVISOR = "nodeready.agent.run"
 #: Never called on a node: it folds the names of many nodes.
 _LEFT_OUT = ("nodeready.fleet.inventory.nodeset",)
 _SHEBANG = b"#!/usr/bin/env python3\n"
-#: The earliest time that a zip file can hold.
-_TIME = (1980, 1, 1, 0, 0, 0)
+_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
 
 
 def modules() -> dict[str, str]:
@@ -43,16 +42,12 @@ def modules() -> dict[str, str]:
     return payload.closure(programs, _LEFT_OUT)
 
 
-def _path(name: str) -> str:
-    path = name.replace(".", "/")
-    return f"{path}/__init__.py" if payload.is_package(name) else f"{path}.py"
-
-
 def _entries(policy: Policy | None) -> Iterator[tuple[str, bytes]]:
     """Path in the zip -> content."""
     yield "__main__.py", (_PACKAGE / "agent" / "gate" / "__main__.py").read_bytes()
     for name, source in modules().items():
-        yield _path(name), source.encode()
+        ending = "/__init__.py" if payload.is_package(name) else ".py"
+        yield name.replace(".", "/") + ending, source.encode()
     for path in (_PACKAGE / "sh").glob("*.sh"):
         yield path.relative_to(_PACKAGE.parent).as_posix(), path.read_bytes()
     if policy is not None:

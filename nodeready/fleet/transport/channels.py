@@ -18,8 +18,7 @@ from nodeready.core import wire
 from nodeready.core.base import ProbeError, Unknown
 
 Row = TypeVar("Row")
-#: Seconds for closing the channels of all nodes.
-_CLOSE_S = 5
+_CLOSE_S = 5  # seconds for closing the channels of all nodes
 
 
 def join_all(jobs: Sequence[gevent.Greenlet[..., Any]]) -> None:

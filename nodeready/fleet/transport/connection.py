@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import math
 import os
 import re
 import secrets
@@ -42,30 +41,25 @@ from paramiko.ssh_exception import AuthenticationException, NoValidConnectionsEr
 
 from nodeready.agent.asking import DEAD_AFTER_S, KEEPALIVE_S
 from nodeready.agent.local import end_session
+from nodeready.agent.proc import first_number, kernel_text
 from nodeready.core import shell
 from nodeready.fleet.transport.ssh_config import SshConfigError, SshSettings
 
 # --- paramiko's connection, within bounds.
 
-#: Seconds that a connection with more to read may block its peers.
-TURN_S = 0.005
-#: A read that takes longer has waited, and other connections ran meanwhile.
-_WAITED_S = 0.0002
+TURN_S = 0.005  # seconds that a connection with more to read may block its peers
+_WAITED_S = 0.0002  # A read that takes longer has waited, and other connections ran meanwhile
 #: Bytes that an sshd may say unasked: its banner, two key exchanges, a login.
 UNASKED_BYTES = 1 << 20
-#: Bytes that a small read counts as, because it costs as much.
-_MIN_BYTES = 128
+_MIN_BYTES = 128  # bytes that a small read counts as, because it costs as much
 #: Bytes that an agreement on new keys counts as. sshd asks for one after 1 GiB (RekeyLimit).
 _KEYS_BYTES = 64 << 10
-#: The largest packet; OpenSSH's limit as well (packet.c, PACKET_MAX_SIZE).
-PACKET_BYTES = 256 << 10
-#: Maximum items that a packet may announce: pairs, or questions at a login.
-_MAX_COUNT = 64
+PACKET_BYTES = 256 << 10  # the largest packet; OpenSSH's limit as well (packet.c, PACKET_MAX_SIZE)
+_MAX_COUNT = 64  # maximum items that a packet may announce: pairs, or questions at a login
 #: Bits of our secret for a group that the sshd chooses: twice those of the longest key that is
 #: made of it (RFC 4419, section 6.2). paramiko takes as many as the group has, seconds of work.
 _SECRET_BITS = 512
-#: The error of a connection that exceeded its bytes.
-ENDLESS = "sends without end"
+ENDLESS = "sends without end"  # the error of a connection that exceeded its bytes
 
 
 class _FairSocket:
@@ -259,11 +253,6 @@ def allow_bytes(transport: Any, count: int) -> None:
         bounds.remaining_bytes = min(bounds.remaining_bytes + count, UNASKED_BYTES + 4 * count)
 
 
-def lift_byte_limit(transport: Any) -> None:
-    """Stop counting bytes: the readers of the forwards bound their own output."""
-    transport.packetizer.bounds.remaining_bytes = math.inf
-
-
 def sent_without_end(transport: Any) -> bool:
     """Whether the connection ended because the sshd sent too much."""
     bounds = getattr(getattr(transport, "packetizer", None), "bounds", None)
@@ -415,13 +404,11 @@ class Neighbours:
     """The nodes on this machine's networks, each a row in the neighbour table."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
-        self._notify, self._addresses, self._limit = notify, set[str](), 0
+        self._notify, self._addresses = notify, set[str]()
+        self._limit = first_number("/proc/sys/net/ipv4/neigh/default/gc_thresh3") or 0
         self._networks: list[tuple[ipaddress.IPv4Network, bool]] = []
-        with contextlib.suppress(OSError, ValueError):
-            with open("/proc/sys/net/ipv4/neigh/default/gc_thresh3", encoding="ascii") as file:
-                self._limit = int(file.read())
-            with open("/proc/net/route", encoding="ascii") as file:
-                self._networks = routes(file.read())
+        with contextlib.suppress(ValueError):
+            self._networks = routes(kernel_text("/proc/net/route"))
 
     def add(self, address: str) -> None:
         """Count an address to connect to; warn once, near the limit of the table."""
@@ -469,8 +456,7 @@ CONNECTING, BANNER, TALKING = "timed out", "banner", "stopped during the handsha
 #: The end of a connection whose sshd closed it instead of sending its banner.
 HUNG_UP = "hung up before its banner"
 _CLOSED = "its sshd closed the connection before the login"
-#: Before the connection: `ssh -G` runs.
-ASKING = "asking ssh"
+ASKING = "asking ssh"  # before the connection: `ssh -G` runs
 
 
 def error_text(error: BaseException) -> str:

@@ -7,10 +7,8 @@ import getpass
 import os
 import re
 import socket
-import time
-from collections.abc import Iterator, Sequence
-from select import PIPE_BUF
-from typing import IO, Any, Protocol, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 import gevent
 from gevent import select, subprocess
@@ -21,13 +19,12 @@ from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.connectors.ssh import SSHConnector
 
 from nodeready.agent.asking import ANSWER_BYTES, CONNECT_TIMEOUT_S, ERROR_BYTES, Answer, SshPeer
-from nodeready.agent.local import READ_BYTES, SEND_S, end_session
+from nodeready.agent.local import READ_BYTES, SEND_S, Pipes
 from nodeready.core.outcome import UNREACHABLE, Gap
 from nodeready.fleet.transport import connection, logins
 from nodeready.fleet.transport.ssh_config import Login, SshConfigError
 
-#: sshd's port (RFC 4253, section 4.1).
-_SSH_PORT = 22
+_SSH_PORT = 22  # sshd's port (RFC 4253, section 4.1)
 
 
 def set_timeouts(inventory: Inventory) -> None:
@@ -311,7 +308,9 @@ def session(host: Host, limit_s: float | None = None) -> Iterator[Any]:
         yield channel
 
 
-class _ChannelCommand:
+class ChannelCommand:
+    """A command over a node's paramiko connection, as a `RunningCommand`."""
+
     def __init__(self, channel: Any, command: str, max_bytes: int) -> None:
         self._channel = channel
         connection.allow_bytes(channel.get_transport(), max_received_bytes(max_bytes))
@@ -336,14 +335,7 @@ class _ChannelCommand:
         self._channel.close()
 
 
-def run_over_ssh(host: Host, command: str, stdin: bytes, buffer: AnswerBuffer) -> Answer:
-    """Run a command over a node's paramiko connection; see `reply_of`."""
-    with session(host) as channel:
-        return reply_of(_ChannelCommand(channel, command, buffer.max_bytes), stdin, buffer)
-
-
-#: ssh's exit status for its own errors (ssh(1)).
-SSH_FAILED = 255
+SSH_FAILED = 255  # ssh's exit status for its own errors (ssh(1))
 
 
 class MasterUnavailable(OSError):
@@ -354,71 +346,59 @@ class MasterUnavailable(OSError):
 _NOT_BEGUN = re.compile(r"UNKNOWN port|kex_exchange_identification|Connection closed by remote")
 
 
-class SshProgram:
-    """A running `ssh`, as a Stream and as a `RunningCommand`.
+class PipedProgram(Pipes):
+    """A running program such as `ssh`, as a Stream and as a `RunningCommand`.
 
     separate_errors: standard error has its own pipe
+    environment:     None: ours, in English
     """
 
-    def __init__(self, argv: Sequence[str], *, separate_errors: bool) -> None:
-        self._process = subprocess.Popen(
+    select = staticmethod(select.select)
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        separate_errors: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if separate_errors else subprocess.STDOUT,
+            # Ctrl-C must not reach it: `close` ends it.
             start_new_session=True,
             cwd="/",
-            env={**os.environ, "LC_ALL": "C"},
+            env=environment or {**os.environ, "LC_ALL": "C"},
         )
-
-    def _read(self, file: Any, limit_s: float | None) -> bytes:
-        if not select.select([file], [], [], limit_s)[0]:
-            raise TimeoutError
-        return os.read(file.fileno(), READ_BYTES)
-
-    def read(self, limit_s: float | None) -> bytes:
-        """See Stream; None: without a limit. Raises TimeoutError, OSError."""
-        return self._read(self._process.stdout, limit_s)
+        super().__init__(process)
+        self.stderr: Any = process.stderr
 
     def read_output(self) -> bytes:
-        return self._read(self._process.stdout, None)
+        return super().read(None)
 
     def read_errors(self) -> bytes:
-        return self._read(self._process.stderr, None)
-
-    def write(self, data: bytes, limit_s: float | None) -> None:
-        """See Stream; None: without a limit. Raises TimeoutError, OSError."""
-        until = None if limit_s is None else time.monotonic() + limit_s
-        stdin, remaining = cast("IO[bytes]", self._process.stdin), memoryview(data)
-        while remaining:
-            wait_s = None if until is None else max(0.0, until - time.monotonic())
-            if not select.select([], [stdin], [], wait_s)[1]:
-                raise TimeoutError
-            remaining = remaining[os.write(stdin.fileno(), remaining[:PIPE_BUF]) :]
+        return self.read_from(self.stderr, None)
 
     def send_input(self, data: bytes) -> None:
+        # A program that ends without reading its input is no failure.
         with contextlib.suppress(OSError):
             self.write(data, None)
-        self._close(self._process.stdin)
+        with contextlib.suppress(OSError):
+            self.stdin.close()
 
     def status(self, errors: str) -> int:
-        return self._process.wait()
+        return self.process.wait()
 
     def close(self) -> None:
-        """End its input, and a second later the program."""
-        self._close(self._process.stdin)
-        end_session(self._process)
-        self._close(self._process.stdout)
-        self._close(self._process.stderr)
-
-    @staticmethod
-    def _close(file: Any) -> None:
-        if file is not None:
+        super().close()
+        if self.stderr is not None:
             with contextlib.suppress(OSError):
-                file.close()
+                self.stderr.close()
 
 
-class MasterStream(SshProgram):
+class MasterStream(PipedProgram):
     """A command over the connection of a master, by `ssh`."""
 
     def __init__(
@@ -440,26 +420,15 @@ class MasterStream(SshProgram):
         """The command's exit status. Raises EOFError when ssh itself ended."""
         if reason := self._ssh_error(errors):
             raise EOFError(reason)
-        return self._process.wait()
+        return self.process.wait()
 
     def _ssh_error(self, errors: str) -> str:
         """Why ssh itself ended; "": the command ended. Raises MasterUnavailable."""
-        if self._process.wait() != SSH_FAILED:
+        if self.process.wait() != SSH_FAILED:
             return ""
         if _NOT_BEGUN.search(errors):
             raise MasterUnavailable(errors.strip().splitlines()[-1])
         return "" if connection.is_listening(self._master) else "the master of ssh has ended"
-
-
-def run_over_master(
-    connector: SshConnector, command: str, stdin: bytes, buffer: AnswerBuffer
-) -> Answer:
-    """As `run_over_ssh`. Raises EOFError when the master ends, MasterUnavailable."""
-    stream = MasterStream(connector, command, separate_errors=True)
-    try:
-        return reply_of(stream, stdin, buffer)
-    finally:
-        stream.close()
 
 
 class SshStream:

@@ -286,8 +286,6 @@ def _append(path: str, row: str) -> None:
 
 # --- The identities for a login: keys and certificates of files and agents, in the order of ssh.
 
-# --- Identities in files.
-
 
 class SshIdentity(NamedTuple):
     """The content of an IdentityFile."""

@@ -11,10 +11,12 @@ import errno
 import functools
 import getpass
 import inspect
+import math
 import os
 import random
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -47,10 +49,8 @@ HANDSHAKES = 3
 TRIES, TRIES_ALONE = 5, 3
 #: Forwards over one connection to a jump host: its sshd has 1,024 descriptors, one for each.
 FORWARDS = 250
-#: Seconds until a jump host that could not be reached is tried again.
-DOWN_S = 60.0
-#: Jump hosts in a row; more is a circle.
-_MAX_HOPS = 8
+DOWN_S = 60.0  # seconds until a jump host that could not be reached is tried again
+_MAX_HOPS = 8  # jump hosts in a row; more is a circle
 
 
 # --- Turns at an address.
@@ -229,9 +229,10 @@ class JumpHost:
         except (ConnectError, SSHException, OSError, EOFError, ValueError) as problem:
             reason = self._logins.failure_text(client, self._login, connection.error_text(problem))
         else:
-            transport = client.get_transport()
+            transport: Any = client.get_transport()
             connection.set_keepalive(transport)
-            connection.lift_byte_limit(transport)
+            # The readers of the forwards bound their own output.
+            transport.packetizer.bounds.remaining_bytes = math.inf
             return client
         client.close()
         if client.settings is not None:
@@ -288,8 +289,7 @@ class JumpHost:
             client.close()
 
 
-#: RFC 4254, section 5.1: SSH_OPEN_CONNECT_FAILED.
-_CONNECT_FAILED = 2
+_CONNECT_FAILED = 2  # RFC 4254, section 5.1: SSH_OPEN_CONNECT_FAILED
 
 
 def _alive(client: Client | None) -> bool:
@@ -315,7 +315,7 @@ class SshLogins:
         self.limit_s = limit_s
         self._config_by_path: dict[str, SshConfig] = {}
         self._known_hosts: dict[tuple[str, ...], KnownHostsFiles] = {}
-        self._limiters: dict[Any, HandshakeLimiter] = {}
+        self._limiters: defaultdict[Any, HandshakeLimiter] = defaultdict(HandshakeLimiter)
         self._jump_hosts: dict[Login, JumpHost] = {}
         self._agents: dict[str, Agent] = {}
         self._neighbours = connection.Neighbours(notify)
@@ -415,9 +415,7 @@ class SshLogins:
             login = replace(login, config=file) if jumps else login
         if jumps and jumps != login.name:
             jump = self._jump_host(jumps, login, route)
-            limiter = self._limiters.setdefault(
-                (jump, settings.hostname, settings.port), HandshakeLimiter()
-            )
+            limiter = self._limiters[jump, settings.hostname, settings.port]
             with limiter.turn(client, deadline):
                 client.proxy = jump.proxy_by_master(settings)
                 client.stage = connection.BANNER
@@ -430,7 +428,7 @@ class SshLogins:
         if command:
             if settings.value("proxyusefdpass") == "yes":
                 raise SshConfigError(f"{login.name}: nodeready has no ProxyUseFdpass")
-            limiter = self._limiters.setdefault(("command", command), HandshakeLimiter())
+            limiter = self._limiters["command", command]
             with limiter.turn(client, deadline):
                 error = f"{login.name}: the ProxyCommand of the ssh configuration here fails"
                 client.proxy = connection.Proxy(expand(command, settings.tokens()), error)
@@ -439,7 +437,7 @@ class SshLogins:
             return
         addresses = self._addresses(settings)
         binding = settings.value("bindaddress"), settings.value("bindinterface")
-        limiter = self._limiters.setdefault((addresses[0][1][:2], binding), HandshakeLimiter())
+        limiter = self._limiters[addresses[0][1][:2], binding]
         with limiter.turn(client, deadline):
             sock = connection.open_tcp(addresses, settings, self.limit_s)
             client.stage = connection.BANNER

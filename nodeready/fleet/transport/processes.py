@@ -31,6 +31,7 @@ from gevent.lock import BoundedSemaphore
 from gevent.queue import Empty, Queue
 
 from nodeready.agent.asking import (
+    INTERRUPT,
     Answer,
     Conversation,
     Exchange,
@@ -41,13 +42,12 @@ from nodeready.agent.asking import (
     ResultT,
     SshPeer,
     Transport,
-    bug_text,
     end_all,
     exchanges_of,
-    interrupted,
     late,
     node_of,
 )
+from nodeready.agent.runtime import bug_text
 from nodeready.core.exit_codes import handle_signals
 from nodeready.core.outcome import FAILED, INTERRUPTED, LATE, Gap
 
@@ -55,8 +55,7 @@ _LENGTH = struct.Struct("!I")
 #: Bytes of one frame. An answer is at most `base.ANSWER_BYTES` and its standard error; the first
 #: questions to all nodes of a child are one frame, 100 KB for each node that is asked its own.
 _MAX_FRAME_BYTES = 1 << 30
-#: Seconds beyond its own limit for a child to say that it is done.
-_GRACE_S = 3.0
+_GRACE_S = 3.0  # seconds beyond its own limit for a child to say that it is done
 
 
 class Frames:
@@ -312,7 +311,7 @@ class WorkerTransport(Transport):
             except KeyboardInterrupt:
                 self.interrupted = stopped = True
                 self._stop(call)
-                yield from end_all(exchanges, lambda key: interrupted())
+                yield from end_all(exchanges, lambda key: INTERRUPT)
             finally:
                 if exchanges and not stopped:
                     stopped = True
@@ -347,7 +346,7 @@ class WorkerTransport(Transport):
         """End every conversation of a child that is gone, with the reason."""
         nodes = set(child.nodes)
         ended = {key: exchanges.pop(key) for key in list(exchanges) if node_of(key) in nodes}
-        yield from end_all(ended, lambda key: Answer(gap=Gap(FAILED, child.gone_reason)))
+        yield from end_all(ended, lambda key: Gap(FAILED, child.gone_reason))
 
     def open(self, request: Request) -> NodeChannel:
         return _RemoteChannel(self, request)

@@ -16,7 +16,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from io import BufferedIOBase
 from select import PIPE_BUF
 from typing import Any, cast
 
@@ -27,6 +26,7 @@ from gevent.queue import Empty, Queue
 from nodeready.agent.asking import (
     ANSWER_BYTES,
     ERROR_BYTES,
+    INTERRUPT,
     Answer,
     Conversation,
     Exchange,
@@ -37,19 +37,19 @@ from nodeready.agent.asking import (
     ResultT,
     Transport,
     append_up_to,
-    bug_text,
     end_all,
     exchanges_of,
-    interrupted,
     late,
     new_nonce,
     node_of,
 )
 from nodeready.agent.local import READ_BYTES, LineChannel, as_root, sudo_error
+from nodeready.agent.runtime import bug_text
 from nodeready.core import shell
 from nodeready.core.outcome import FAILED, LOST, OUTPUT, TIMEOUT, UNREACHABLE, Gap
 from nodeready.fleet.inventory.nodeset import fold
 from nodeready.fleet.transport.allocation import RunningJob, allocate, release, unusable_nodes
+from nodeready.fleet.transport.connectors import PipedProgram
 
 #: Seconds to start a step: slurmd needs moments, and srun gives up a node that does not answer
 #: after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
@@ -58,8 +58,7 @@ STARTING_S = 15
 _STEPS = 8
 #: Seconds to wait for more nodes with the same next question, which then share a step.
 _GATHER_S = 0.3
-#: Seconds for a step to end after its input has ended.
-_PATIENCE_S = 2.0
+_PATIENCE_S = 2.0  # seconds for a step to end after its input has ended
 #: The environment variables that carry the input, plus an index. srun forwards its standard input
 #: only when every node has begun: one that cannot would block all others until srun gives up. Only
 #: the job's user and root can read the environment of its processes (proc(5)).
@@ -128,7 +127,7 @@ class Srun(Transport):
         except KeyboardInterrupt:
             self.interrupted = True
             steps.end()
-            yield from end_all(exchanges, lambda key: interrupted())
+            yield from end_all(exchanges, lambda key: INTERRUPT)
         finally:
             steps.end()
 
@@ -266,36 +265,26 @@ class Srun(Transport):
 
     def _run(self, step: StepOutput, argv: list[str], stdin: str, limit_s: int) -> bool:
         """Run srun and give its output to the step; whether srun came to its own end."""
-        process = _start_srun(argv, _parts(stdin))
-        input_pipe, output, errors = _streams(process)
+        program = _SrunProgram(argv, environment={**_environment(), **_parts(stdin)})
 
         def read_errors() -> None:
-            while data := errors.read1(READ_BYTES):
+            while data := program.read_errors():
                 step.add_error(data)
 
-        def write_input() -> None:
-            # A step that ends without reading its input is no failure.
-            with contextlib.suppress(OSError):
-                input_pipe.write(stdin.encode("utf-8", "surrogateescape"))
-            with contextlib.suppress(OSError):
-                input_pipe.close()
-
-        reader, writer = gevent.spawn(read_errors), gevent.spawn(write_input)
+        text = stdin.encode("utf-8", "surrogateescape")
+        helpers: list[Any] = [gevent.spawn(read_errors), gevent.spawn(program.send_input, text)]
         try:
             with gevent.Timeout(limit_s + shell.KILL_AFTER_S + STARTING_S):
-                while data := output.read1(READ_BYTES):
+                while data := program.read_output():
                     step.add(data)
-                reader.join()
-                process.wait()
+                helpers[0].join()
+                program.status("")
             return True
         except gevent.Timeout:
             return False
         finally:
-            _end(process)
-            gevent.killall([reader, writer])
-            for stream in (input_pipe, output, errors):
-                with contextlib.suppress(OSError):
-                    stream.close()
+            gevent.killall(helpers)
+            program.close()
 
 
 @dataclass(frozen=True)
@@ -389,24 +378,17 @@ class OwnJob(Srun):
         release(self.job, self.notify)
 
 
-def _start_srun(argv: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start srun. variables: added to its environment"""
-    return subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd="/",
-        env={**_environment(), **variables},
-        # Ctrl-C must not reach srun, which would wait for a second Ctrl-C: `_end` sends TERM.
-        start_new_session=True,
-    )
-
-
-def _streams(process: subprocess.Popen[bytes]) -> tuple[BufferedIOBase, ...]:
-    """Its input, its output, its standard error."""
-    streams = (process.stdin, process.stdout, process.stderr)
-    return tuple(cast("BufferedIOBase", stream) for stream in streams)
+class _SrunProgram(PipedProgram):
+    def close(self) -> None:
+        """At TERM, srun ends its step and nothing else of the job."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self.process.poll() is not None:
+                break
+            with contextlib.suppress(OSError):
+                self.process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=shell.KILL_AFTER_S)
+        super().close()
 
 
 class _SrunStep:
@@ -422,34 +404,33 @@ class _SrunStep:
 
     def _start(self) -> None:
         self._argv = self._transport.session_argv(self._node, self._line)
-        self._process = _start_srun(self._argv, {})
-        self._stdin, self._stdout, self._stderr = _streams(self._process)
+        self._program = program = _SrunProgram(self._argv, environment=_environment())
         self._step_output = StepOutput("", [self._node], lambda name, answer: None)
-        self._reading, self._unsent = [self._stdout, self._stderr], bytes(self._sent)
+        self._reading, self._unsent = [program.stdout, program.stderr], bytes(self._sent)
 
     def read(self, limit_s: float) -> bytes:
         """See Stream. Raises TimeoutError, OSError, and ValueError with why the step ended."""
         until = time.monotonic() + limit_s
-        while self._stdout in self._reading:
+        while self._program.stdout in self._reading:
             ready = self._wait(until)
-            if self._stderr in ready:
+            if self._program.stderr in ready:
                 self._add_error()
-            if self._stdout in ready:
-                data = os.read(self._stdout.fileno(), READ_BYTES)
+            if self._program.stdout in ready:
+                data = os.read(self._program.stdout.fileno(), READ_BYTES)
                 if data:
                     self._has_output = True
                     self._sent.clear()
                     return data
-                self._reading.remove(self._stdout)
+                self._reading.remove(self._program.stdout)
         # srun's last error may come after its last output.
-        while self._stderr in self._reading:
+        while self._program.stderr in self._reading:
             self._wait(until)
             self._add_error()
         if not self._has_output and self._drop_refused_option():
             self.close()
             self._start()
             return self.read(max(0.0, until - time.monotonic()))
-        raise ValueError(self._step_output.end_reason(self._node, self._process.wait() == 0))
+        raise ValueError(self._step_output.end_reason(self._node, self._program.status("") == 0))
 
     def _drop_refused_option(self) -> bool:
         """As `Srun.drop_refused_option`.
@@ -464,15 +445,15 @@ class _SrunStep:
         return self._transport.drop_refused_option(trial, self._argv)
 
     def _add_error(self) -> None:
-        data = os.read(self._stderr.fileno(), READ_BYTES)
+        data = os.read(self._program.stderr.fileno(), READ_BYTES)
         self._step_output.add_error(data)
         if not data:
-            self._reading.remove(self._stderr)
+            self._reading.remove(self._program.stderr)
 
     def _wait(self, until: float) -> list[Any]:
         """The outputs that can be read; meanwhile, send the unsent input. Raises TimeoutError."""
         while True:
-            writing = [self._stdin] if self._unsent else []
+            writing = [self._program.stdin] if self._unsent else []
             limit_s = max(0.0, until - time.monotonic())
             ready, writable, _ = select.select(self._reading, writing, [], limit_s)
             if writable:
@@ -487,7 +468,7 @@ class _SrunStep:
                 raise TimeoutError
 
     def _send_piece(self) -> None:
-        sent = os.write(self._stdin.fileno(), self._unsent[:PIPE_BUF])
+        sent = os.write(self._program.stdin.fileno(), self._unsent[:PIPE_BUF])
         self._unsent = self._unsent[sent:]
 
     def write(self, data: bytes, limit_s: float) -> None:
@@ -499,31 +480,17 @@ class _SrunStep:
         until = time.monotonic() + limit_s
         while self._unsent:
             remaining_s = max(0.0, until - time.monotonic())
-            if not select.select([], [self._stdin], [], remaining_s)[1]:
+            if not select.select([], [self._program.stdin], [], remaining_s)[1]:
                 raise TimeoutError
             self._send_piece()
 
     def close(self) -> None:
         """End the task's input, which ends the task; otherwise srun ends the step."""
         with contextlib.suppress(OSError):
-            self._stdin.close()
+            self._program.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_PATIENCE_S)
-        _end(self._process)
-        for stream in (self._stdout, self._stderr):
-            with contextlib.suppress(OSError):
-                stream.close()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """At TERM, srun ends its step and nothing else of the job."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        with contextlib.suppress(OSError):
-            process.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=shell.KILL_AFTER_S)
+            self._program.process.wait(timeout=_PATIENCE_S)
+        self._program.close()
 
 
 def _parts(stdin: str) -> dict[str, str]:
@@ -553,8 +520,7 @@ def _environment() -> dict[str, str]:
     return {**variables, "LC_ALL": "C"}
 
 
-#: srun splits a longer line, and puts a label before each piece.
-_LINE_BYTES = 1024
+_LINE_BYTES = 1024  # srun splits a longer line, and puts a label before each piece
 #: srun's error if it has no --overlap (before 20.11), or no Gres with the name "none".
 _NO_OVERLAP = re.compile(r"unrecognized option .*overlap")
 _NO_GRES = re.compile(r"(?i)invalid generic resource|gres\S* .*(invalid|unknown)")

@@ -34,6 +34,7 @@ from pyinfra.context import ctx_host, ctx_state
 from nodeready.agent import local
 from nodeready.agent.asking import (
     CONNECT_TIMEOUT_S,
+    INTERRUPT,
     Answer,
     Conversation,
     Exchange,
@@ -43,29 +44,29 @@ from nodeready.agent.asking import (
     ResultT,
     SshPeer,
     Transport,
-    bug_text,
     end_all,
     end_script,
     exchanges_of,
-    interrupted,
     late,
     node_of,
 )
 from nodeready.agent.local import LineChannel, Stream, as_root, judge_reply, piped
+from nodeready.agent.runtime import bug_text
 from nodeready.core import shell
 from nodeready.core.outcome import FAILED, HUNG, LOST, OUTPUT, UNREACHABLE, Gap
 from nodeready.fleet.transport import logins
 from nodeready.fleet.transport.connection import ENDLESS, sent_without_end
 from nodeready.fleet.transport.connectors import (
     AnswerBuffer,
+    ChannelCommand,
     MasterStream,
     MasterUnavailable,
     OutputTooLarge,
     SshConnector,
     SshStream,
     connect,
-    run_over_master,
-    run_over_ssh,
+    reply_of,
+    session,
     set_timeouts,
     ssh_peer,
     transport_of,
@@ -81,8 +82,6 @@ _WRAPPING_ARGUMENTS = ("_env", "_chdir", "_sudo", "_su_user", "_doas", "_dzdo")
 
 @dataclass(frozen=True)
 class HostRights:
-    """How commands get their rights on a node."""
-
     sudo: bool  # nodeready itself calls sudo, to root
     password: str  # of that sudo; "": none
     arguments: dict[str, Any]  # pyinfra's, for any other method
@@ -122,8 +121,6 @@ def wrap_command(host: Host, command: str, arguments: dict[str, Any]) -> str:
 
 
 class ParallelTransport(Transport):
-    """Holds each conversation in a greenlet."""
-
     @abstractmethod
     def holders(
         self, exchanges: Mapping[Key, Exchange[ResultT]]
@@ -169,7 +166,7 @@ class ParallelTransport(Transport):
         except KeyboardInterrupt:
             self.interrupted = is_interrupted = True
             gevent.killall(jobs, block=False)
-            yield from end_all(exchanges, lambda key: interrupted())
+            yield from end_all(exchanges, lambda key: INTERRUPT)
         finally:
             gevent.killall(jobs, block=False)
             if is_interrupted:
@@ -193,12 +190,16 @@ def _run(
         if isinstance(connector, SshConnector) and connector.master:
             buffer = AnswerBuffer(mark, request.max_bytes)
             try:
-                return run_over_master(connector, words, data, buffer)
+                stream = MasterStream(connector, words, separate_errors=True)
+                with contextlib.closing(stream):
+                    return reply_of(stream, data, buffer)
             except MasterUnavailable:
                 connector.deadline = logins.PausableDeadline(CONNECT_TIMEOUT_S)
                 with connector.deadline:
                     connector.connect_directly()
-        return run_over_ssh(host, words, data, AnswerBuffer(mark, request.max_bytes))
+        buffer = AnswerBuffer(mark, request.max_bytes)
+        with session(host) as channel:
+            return reply_of(ChannelCommand(channel, words, buffer.max_bytes), data, buffer)
     if isinstance(connector, LocalConnector):
         wrapped = shell.ShellCommand(wrap_command(host, command.line, arguments), command.stdin)
         return local.run(wrapped, request.limit_s, request.max_bytes)

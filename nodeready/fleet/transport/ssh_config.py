@@ -47,8 +47,7 @@ class SshLine(NamedTuple):
         return parsed.value if parsed else ""
 
 
-#: ssh itself gives up at this depth of Include (READCONF_MAX_DEPTH).
-_MAX_DEPTH = 16
+_MAX_DEPTH = 16  # ssh itself gives up at this depth of Include (READCONF_MAX_DEPTH)
 
 
 def ssh_lines(
@@ -89,8 +88,6 @@ def ssh_lines(
         else:
             yield SshLine(criteria, parsed.keyword, text.strip())
 
-
-# --- The settings.
 
 # --- The settings of the inventory.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -35,22 +36,16 @@ class InstalledTorch:
 
 
 # Without importing torch, which takes seconds: version.py in its directory has the version.
-_ASK = """
-import importlib.util, os, re, sys
+_ASK = f"""
+from __future__ import annotations
+import importlib.util, os, sys
+from contextlib import suppress
+{inspect.getsource(rank_supervisor.torch_versions)}
 spec = importlib.util.find_spec("torch")
 if spec is None or not spec.submodule_search_locations:
     sys.exit("no torch")
-path = os.path.join(list(spec.submodule_search_locations)[0], "version.py")
-with open(path, "rb") as file:
-    text = file.read(4096).decode("utf-8", "replace")
-for name in ("__version__", "cuda", "hip"):
-    pattern = "^%s *(?::[^=]*)?= *['\\"]([0-9][0-9A-Za-z.+_-]{0,40})['\\"]"
-    found = re.search(pattern % name, text, re.M)
-    print(sys.argv[1], name.strip("_"), found.group(1) if found else "none")
-for name in os.listdir(os.path.dirname(os.path.dirname(path))):
-    found = re.match(r"nvidia_nccl_cu[0-9]+-(2[0-9.]{2,20})\\.dist-info", name)
-    if found:
-        print(sys.argv[1], "nccl", found.group(1))
+for name, value in torch_versions(list(spec.submodule_search_locations)[0]).items():
+    print(sys.argv[1], name.strip("_"), value)
 """
 ASK_S = 20  # seconds on a node: a Python on a file system that many nodes read at once
 

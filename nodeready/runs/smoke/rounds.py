@@ -12,7 +12,7 @@ from typing import Any
 import gevent
 from gevent.queue import Empty, Queue
 
-from nodeready.agent.asking import bug_text
+from nodeready.agent.runtime import bug_text
 from nodeready.agent.smoke import orders
 from nodeready.agent.smoke.orders import (
     PAIRS,

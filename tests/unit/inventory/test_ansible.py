@@ -46,8 +46,8 @@ def test_an_inventory_of_ansible_is_read(row, tmp_path):
 
 def test_a_file_of_another_user_is_not_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "nodeready.fleet.inventory.trust._distrust_reason",
-        lambda path, owners: "another user's" if "group_vars" in path else "",
+        "nodeready.fleet.inventory.trust._entry_problem",
+        lambda path, status, owners: "another user's" if "group_vars" in path else "",
     )
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "group_vars" / "all.yml").write_text("ansible_user: evil\n")

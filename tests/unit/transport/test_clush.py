@@ -20,7 +20,7 @@ from nodeready.fleet.transport.clush.gateway import (
     without_own_keys,
 )
 from nodeready.fleet.transport.clush.transport import FramedOutput, framed, request_line
-from nodeready.fleet.transport.connectors import OutputTooLarge, SshProgram, reply_of
+from nodeready.fleet.transport.connectors import OutputTooLarge, PipedProgram, reply_of
 from tests.cases import cases
 
 NONCE = "nodeready-0123456789abcdef"
@@ -49,7 +49,7 @@ def run(script, most=1000, login=("sh",)):
     request = Request("n1", script, 9, max_bytes=most)
     line, text = request_line(request, "nodeready:abc", WAY)
     output = FramedOutput(NONCE, request)
-    program = SshProgram([*login, "-c", framed(line, NONCE)], separate_errors=True)
+    program = PipedProgram([*login, "-c", framed(line, NONCE)], separate_errors=True)
     try:
         reply = reply_of(program, text.encode(), output)
     except OutputTooLarge as problem:
@@ -201,7 +201,9 @@ def test_the_program_of_a_gateway_runs_commands_and_ends_them():
     line = gateway_command(environment, gateway.hello)
     assert "/secret" not in line
     assert len(line) < 8000
-    job = gevent.spawn(gateway.serve, lambda: SshProgram(["sh", "-c", line], separate_errors=True))
+    job = gevent.spawn(
+        gateway.serve, lambda: PipedProgram(["sh", "-c", line], separate_errors=True)
+    )
     answer = gateway.start(["sh", "-c", "cat; echo two >&2; exit 7"], b"one", 99, True)
     script = "read -r line; echo $line; exec sleep 977"
     session = gateway.start(["sh", "-c", script], None, 99, False)

@@ -37,7 +37,7 @@ def squeue(program, monkeypatch):
             program(name, f"printf '%s' '{row}'")
         program("scontrol", "printf 'n1\\nn2\\n'\n")
         monkeypatch.setattr(os, "geteuid", lambda: uid)
-        monkeypatch.setattr(allocation, "_own_name", lambda: "ada")
+        monkeypatch.setattr(allocation, "user_name", lambda uid: "ada")
 
     return prints
 

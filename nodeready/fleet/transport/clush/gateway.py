@@ -57,8 +57,7 @@ if TYPE_CHECKING:
 
 # --- The nodes as targets of ssh, and the gateways of topology.conf.
 
-#: Seconds for the rest of a login, after ConnectTimeout: TCP, banner and key exchange.
-LOGIN_S = 10
+LOGIN_S = 10  # seconds for the rest of a login, after ConnectTimeout: TCP, banner and key exchange
 
 
 # --- The inventory's settings as options of ssh.
@@ -279,13 +278,11 @@ def has_gateways(names: Iterable[str], topology: str | None = None) -> bool:
 
 # --- The gateway.
 
-#: The variable that names the Python of the gateways.
-PROGRAM = "CLUSTERSHELL_GW_PYTHON_EXECUTABLE"
+PROGRAM = "CLUSTERSHELL_GW_PYTHON_EXECUTABLE"  # the variable that names the Python of the gateways
 #: Maximum lines of a gateway about commands that do not run. Some are usual: an ended ssh may
 #: still have sent some.
 STRAY_LINES = 100_000
-#: Texts that a gateway keeps, because further commands may have the same input.
-_MAX_TEXTS = 8
+_MAX_TEXTS = 8  # texts that a gateway keeps, because further commands may have the same input
 
 
 class GatewayProgram:

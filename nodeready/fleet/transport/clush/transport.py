@@ -57,7 +57,7 @@ from nodeready.fleet.transport.connectors import (
     SSH_FAILED,
     AnswerBuffer,
     OutputTooLarge,
-    SshProgram,
+    PipedProgram,
     max_received_bytes,
     reply_of,
 )
@@ -69,8 +69,7 @@ if TYPE_CHECKING:
 
 #: Seconds without an answer of the child, after which it is considered hung.
 _SILENT_S = 30.0
-#: Commands at once on one gateway, unless the user says how many.
-GATEWAY_FANOUT = 64
+GATEWAY_FANOUT = 64  # commands at once on one gateway, unless the user says how many
 
 
 class ClushError(TransportUnavailable):
@@ -317,7 +316,7 @@ class ClushHosts(ParallelTransport):
         """Start an ssh to the node that runs this line, here or on the gateway."""
         if gateway is None:
             argv = ["ssh", *target.options, "--", target.destination, line]
-            return SshProgram(argv, separate_errors=has_errors_apart)
+            return PipedProgram(argv, separate_errors=has_errors_apart)
         user = [f"-oUser={target.user}"] if target.user else []
         argv = ["ssh", *COMMON, *user, "--", target.name, line]
         return gateway.start(argv, stdin, max_bytes, has_errors_apart)
