@@ -208,8 +208,8 @@ def _in_order(
         return groups, "its lines come first in the log", ""
     waits = [group for group in groups if group.first.event.kind == "timeout"]
     if len(waits) == len(groups) - 1:
-        first = [group for group in groups if group not in waits]
-        return [*first, *waits], "a timeout ends a wait for what others did not do", ""
+        groups = [*(group for group in groups if group not in waits), *waits]
+        return groups, "a timeout ends a wait for what others did not do", ""
     by_size = sorted(groups, key=lambda group: len(group.ranks) or 1)
     few, many = len(by_size[0].ranks), len(by_size[-1].ranks)
     if few < len(by_size[1].ranks) and 2 * many > len(job.ranks):
