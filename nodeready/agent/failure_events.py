@@ -1015,7 +1015,7 @@ class FailureReader:
             self._add(stream, event)
         if row.aborts:
             stream.aborts.add(self.number)
-        # A shell goes on.
+        # A shell runs its next command.
         stream.announced |= {self.number} if event.has_phrase("of-a-shell") else set()
         stream.mode = "details" if row.details else "fatal" if row.stack else stream.mode
         return True

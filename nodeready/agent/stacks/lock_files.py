@@ -57,7 +57,7 @@ def _probe(target: StackTarget) -> list[Any] | None:
 
 def _probe_open(pid: int, locked: Collection[tuple[int, int]]) -> list[Any] | None:
     """What `_probe` returns, of a file that a process has open and another one has locked; None:
-    there is none. locked: as of `waits.write_locked`. For a fork.
+    no such file. locked: as of `waits.write_locked`. For a fork.
     """
     inodes = {inode for inode, owner in locked if owner != pid}
     for number in list_directory(f"/proc/{pid}/fd"):
