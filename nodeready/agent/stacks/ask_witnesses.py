@@ -81,12 +81,9 @@ def _bounded(value: Any) -> Any:
 
 
 class Witnesses:
-    """One round of all witnesses of a node.
-
-    targets: the ranks after their first sample; strangers and ended processes are left out
-    ras:     ask NCCL's port also where asking is known to have crashed jobs
-    dump:    have each rank write a dump of its flight recorder
-    check:   read each rank's settings for debugging
+    """One round of all witnesses of a node. targets: after their first sample; strangers and ended
+    processes are left out. ras: ask NCCL's port also where that has crashed jobs. dump: have each
+    rank write its flight recorder. check: read the settings for debugging
     """
 
     def __init__(
@@ -226,7 +223,6 @@ class Witnesses:
         return ((target, results.get(pid)) for pid, target in target_by_pid.items())
 
     def _ask_each(self, name: str, observe: Callable[[StackTarget], Any]) -> None:
-        """Ask a witness about each process."""
         for target, answer in self._probe(
             self._live, lambda target: _answer_of(lambda: observe(target))
         ):
@@ -279,7 +275,6 @@ class Witnesses:
 
 
 def _values(target: StackTarget) -> Mapping[str, str]:
-    """The variables of a rank's environment."""
     return target.rank.process.environment or {}
 
 
@@ -309,9 +304,7 @@ def _software(target: StackTarget, deadline: float) -> dict[str, Any]:
 
 
 def _recording(target: StackTarget) -> flight_recorder.Recording:
-    """The dump of a rank's flight recorder, or why there is none. A PyTorch without a recorder is
-    named as the reason.
-    """
+    """The dump of a rank's flight recorder, or why there is none (a PyTorch without one)."""
     pid, uid, _, _ = _rank_values(target)
     recording = flight_recorder.observe(*_rank_values(target))
     if recording.absent.startswith(flight_recorder.NO_DUMP):
@@ -385,12 +378,7 @@ class Settings:
 def read_settings(
     pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
 ) -> Settings:
-    """The settings of a process.
-
-    environment: its variables among `processes.KEYS`
-
-    Call this in a fork (`processes.probe_each`), because a file system may never answer.
-    """
+    """The settings of a process; for a fork. environment: its variables among `processes.KEYS`"""
     pattern = processes.contents("/proc/sys/kernel/core_pattern").strip()
     soft_limit = _core_limit(processes.contents(f"/proc/{pid}/limits"))
     torch, nccl, cuda, dump_place, dump_problem, core_problem = "", None, False, "", "", ""
@@ -445,9 +433,7 @@ def _core_problem(pid: int, uid: int, pattern: str) -> str:
 
 
 def _write_problem(pid: int, uid: int, directory: str, *, creates_missing: bool) -> str:
-    """Why this process, with its user's rights, cannot write into a directory; "": it can.
-    creates_missing: the writer creates a missing directory
-    """
+    """Why a user cannot write into a directory; "": can. creates_missing: the writer makes it"""
     while True:
         try:
             with held_path(pid, uid, directory) as (number, status):

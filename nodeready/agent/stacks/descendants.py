@@ -56,7 +56,6 @@ class StackTable:
         self.size = 0
 
     def add(self, frames: Sequence[Frame]) -> int:
-        """The number of a stack, root to leaf."""
         key = tuple(self._frames.setdefault(frame, len(self._frames)) for frame in frames)
         if key not in self._stacks:
             self.size += len(key)
@@ -64,12 +63,10 @@ class StackTable:
 
     @property
     def frames(self) -> list[Frame]:
-        """All frames, in the order of their numbers."""
         return list(self._frames)
 
     @property
     def stacks(self) -> list[tuple[int, ...]]:
-        """All stacks, in the order of their numbers."""
         return list(self._stacks)
 
 
@@ -140,17 +137,14 @@ class StackTarget:
 
     @property
     def owner(self) -> str:
-        """The owner whose turn it takes."""
         return self.rank.turn
 
     def add_note(self, note: str) -> None:
-        """Add a note about the rank, once."""
         if note and note not in self.notes:
             # Readers expect this note at the beginning.
             self.notes.insert(0 if note == ENDED else len(self.notes), note)
 
     def add_facts(self, facts: Facts | None) -> None:
-        """Add the current facts; None: the process has ended."""
         if facts is None or facts.start_s != self.rank.process.start_s:
             self.add_note(ENDED)
             return
@@ -162,10 +156,8 @@ class StackTarget:
 
     def note_interpreter_lock(self, seconds: float) -> None:
         """Set `waits_on` to the interpreter's lock and its holder if the main thread waits for it.
-
-        A thread that waits for the lock wakes up every 5 ms (`sys.setswitchinterval`, take_gil of
-        ceval_gil.c): it seems as busy as a thread that moves, but uses hardly any CPU time.
-        seconds: between the first and the last sample
+        Such a thread wakes up every 5 ms (`sys.setswitchinterval`, take_gil of ceval_gil.c) and
+        uses hardly any CPU time. seconds: between the first and the last sample
         """
         holders = {dump.gil for dump in self.dumps}
         if len(self.dumps) < 2 or len(holders) != 1 or not self.timed_lock or seconds <= 0:
@@ -202,10 +194,8 @@ class StackTarget:
 
     @property
     def lasting_facts(self) -> Facts | None:
-        """The latest facts of a lasting state; None: no facts were read.
-
-        Every process is in state D for moments. A rank that polls every few ms, such as the rank
-        that serves the TCPStore, is often in state R.
+        """The latest facts of a lasting state; None: none were read. Every process is in state D
+        for moments, and a rank that polls, such as the TCPStore's server, is often in state R.
         """
         if not self.facts:
             return None
@@ -322,9 +312,7 @@ def find(
     own_pids: Collection[int],
     deadline: float,
 ) -> None:
-    """Set each target's descendants, as they are now.
-
-    scanned:  the processes of the first scan; newer ones are scanned here
+    """Set each target's descendants, as they are now. scanned: the processes of the first scan.
     own_pids: processes of nodeready, which belong to no job
     """
     children = processes.children()
@@ -355,7 +343,6 @@ def find(
 
 
 def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
-    """The target of a descendant, which takes its turn with the rank's owner."""
     return StackTarget(JobRank(process, RankIdentity(owner=rank.rank.identity.owner)))
 
 
@@ -419,10 +406,8 @@ def _writes(pid: int) -> bool:
 
 
 def dump_order(targets: Sequence[StackTarget]) -> list[StackTarget]:
-    """The descendants whose stacks are taken: first one of each sort of a rank's descendants.
-
-    Workers that wait in the same place for the same object are of one sort. So if time is short,
-    one process of each sort has been probed.
+    """The descendants whose stacks are taken: first one of each sort of a rank's, in case time is
+    short. Workers that wait in the same place for the same object are of one sort.
     """
     ranked: list[tuple[int, StackTarget]] = []
     for target in targets:
@@ -441,7 +426,6 @@ def dump_order(targets: Sequence[StackTarget]) -> list[StackTarget]:
 
 
 def plain(rank: StackTarget, table: StackTable) -> list[dict[str, Any]]:
-    """The rows of a rank's descendants in the trace."""
     return [_row(child, table) for child in rank.descendants if not _is_fork_server(child)]
 
 
@@ -494,10 +478,8 @@ def _has_library(pid: int) -> bool:
 
 
 def computes(deadline: float) -> Computes:
-    """A function that tells whether the child of a Python computes in its place.
-
-    It does if only the child has torch or JAX in memory; or if both or neither have, and only the
-    child has connections: the order of their `_signs`.
+    """A function that tells whether a Python's child computes in its place: only the child has
+    torch or JAX in memory; or both or neither have, and only the child has connections.
     """
     signs_by_pid: dict[int, list[bool]] = {}
 
@@ -525,9 +507,7 @@ def find_spawned(
     scanned: Sequence[ScannedProcess],
     own_pids: Collection[int],
 ) -> list[JobRank]:
-    """The ranks of a node without a launcher's numbers; []: there is no sign of several ranks.
-    path: path of py-spy; scanned: all processes; own_pids: processes of nodeready
-    """
+    """The ranks without a launcher's numbers; []: no sign of several. path: of py-spy"""
     candidates = [p for p in scanned if p.pid not in own_pids]
     deadline = min(supervisor.deadline, time.monotonic() + _ASK_S)
     pythons = {p.pid: p.uid for p in candidates if p.python and not _NOT_RANKS.search(p.command)}
@@ -550,10 +530,8 @@ def find_spawned(
 
 
 def with_ray_ranks(ranks: Sequence[JobRank], deadline: float) -> list[JobRank]:
-    """The ranks; ranks of Ray Train get the numbers in their Ray logs.
-
-    If a rank of a job has no number in its log, or two have the same, no rank of the job gets a
-    number, because numbers of only some ranks are useless.
+    """The ranks; ranks of Ray Train get the numbers in their Ray logs. If one of a job has none,
+    or two have the same, no rank of the job gets one: numbers of some ranks are useless.
     """
     unnumbered = {
         rank.process.pid: rank
@@ -610,9 +588,7 @@ def started_by(
     parent: ScannedProcess,
     scanned: Sequence[ScannedProcess],
 ) -> list[JobRank]:
-    """The ranks that torch.multiprocessing started from this process, in their order. []: the
-    children are other processes, such as a loader's workers.
-    """
+    """The ranks that torch.multiprocessing started from a process, in order; []: other children"""
     children = [p for p in scanned if p.parent == parent.pid and p.python and not only_tracks(p)]
     servers = [p for p in children if _FORK_SERVER.search(p.command)]
     children += [p for p in scanned if p.python and p.parent in {s.pid for s in servers}]
@@ -652,7 +628,6 @@ _FORK_SERVER = re.compile(r"from multiprocessing\.forkserver import main")
 
 
 def _readable(process: ScannedProcess) -> bool:
-    """Whether py-spy may read the process, by the rules that are known here."""
     return not process.hangs and os.geteuid() in (0, process.uid)
 
 
@@ -668,9 +643,7 @@ def _ends_here(pid: int) -> bool:
 def _rank(
     process: ScannedProcess, local_rank: int | None = None, size: int | None = None, job: str = ""
 ) -> JobRank:
-    """A rank without a launcher's number.
-    size: world size of a job that is all on this node; None: not known, nor is its rank
-    """
+    """A rank without a launcher's number. size: of a job that is all on this node; else None"""
     rank = local_rank if size else None
     identity = RankIdentity(rank, local_rank, size, job, owner=owner_of(process))
     return JobRank(process, identity)

@@ -115,11 +115,9 @@ class _GlancedRank:
         return self.target.thread or self.target.pid
 
     def line(self) -> str:
-        """The system call of its main thread now."""
         return contents(f"/proc/{self.target.pid}/task/{self.thread}/syscall")
 
     def number(self, line: str) -> str:
-        """The character of a place."""
         place = _call_place(line)
         if isinstance(place, str):
             return place
@@ -167,10 +165,7 @@ class _GlancedRank:
 
 
 class Glances:
-    """Glances at the ranks of a node, until `finish`.
-
-    seconds: how long
-    """
+    """Glances at the ranks of a node for some seconds, until `finish`."""
 
     def __init__(self, targets: Sequence[StackTarget], seconds: float) -> None:
         self._ranks = {
@@ -302,9 +297,7 @@ def _rank_counters(pid: int, thread: int) -> dict[str, float]:
 
 
 def _node_counters(ranks: Container[int]) -> tuple[dict[str, float], dict[Any, Any]]:
-    """Counters of the node; CPU time and name of each process that is no rank's and not ours.
-    ranks: their pids
-    """
+    """Counters of the node; CPU time and name of each process that is no rank's and not ours."""
     rows = [stat(contents(f"/proc/{pid}/stat")) for pid in pids()]
     parents = {row.pid: row.parent for row in rows if row}
 
@@ -339,7 +332,6 @@ def _node_counters(ranks: Container[int]) -> tuple[dict[str, float], dict[Any, A
 
 
 def _node_row(before: Any, after: Any, seconds: float) -> dict[str, Any]:
-    """The fields of `NodeGlances`."""
     (old, old_processes), (new, new_processes) = before, after
     delta = {name: max(0.0, new[name] - old[name]) for name in new}
     used = [

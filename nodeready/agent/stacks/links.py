@@ -61,13 +61,9 @@ def _probe(
     late_s: float,
 ) -> dict[str, Any]:
     """The fields of `_ProcessEnds`.
-
-    threads: that Python knows
-    port:    of the job's store; "": not known
-    shared:  files of shared memory
-    awaited: the connections for which its threads wait
-    ages:    of the connections of this network namespace (`waits.received_ages`)
-    late_s:  seconds ago from which on data came of late
+    threads: that Python knows; port: of the job's store; "": not known
+    shared:  files of shared memory; awaited: the connections for which its threads wait
+    ages:    see `waits.received_ages`; late_s: seconds ago from which on data came of late
     """
     if awaited and not os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net"):
         ages = waits.received_ages() if enter_network(pid) else {}
@@ -95,14 +91,11 @@ def enter_network(pid: int) -> bool:
 
 
 def _store_end(pair: Sequence[str], port: str) -> str:
-    """The end of a connection that has this port; "": neither has."""
     return next((address for address in pair if port and address.endswith(f":{port}")), "")
 
 
 def _serves_store(pid: int, threads: Container[int], port: str) -> bool:
-    """Whether a thread that Python does not know waits for clients at this port, as that of
-    torch's store does (TCPStoreBackend.cpp and TCPStoreLibUvBackend.cpp).
-    """
+    """Whether a thread unknown to Python serves this port (TCPStore*Backend.cpp of torch)."""
     numbers = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     numbers = [number for number in numbers if number != pid and number not in threads]
     for _ in range(_STORE_LOOKS):
@@ -137,9 +130,8 @@ def observe(
     began: float,
     deadline: float,
 ) -> None:
-    """Set each target's `waits_for`, `received` and `ends`.
-    calls: (process, thread) -> its call (`waits.observe`)
-    began: time.monotonic() of the first sample
+    """Set each target's `waits_for`, `received` and `ends`. calls: (process, thread) -> its call
+    (`waits.observe`). began: time.monotonic() of the first sample
     """
     target_by_pid: dict[int, StackTarget] = {}
     names: dict[int, dict[int, str]] = {}
@@ -248,9 +240,7 @@ class _NodeEnds:
         return bool(host) and host not in self.process_ends[pid].local
 
     def _server(self, pid: int, pair: Sequence[str]) -> int | None:
-        """The process of a rank of this node that has the end of this connection at the port of
-        the job's store.
-        """
+        """The process of this node's rank at the store's end of a connection."""
         end = _store_end(pair, _port(self.target_by_pid[pid]))
         if not end or end == pair[0]:
             return pid if end else None
@@ -303,8 +293,7 @@ class _NodeEnds:
 
     def waits_of_call(self, pid: int, call: waits.WaitCall) -> list[str]:
         """The ranks that a call waits for, as in `peers`. ``may`` stands before a process that
-        shares memory, and before all if the waiting process or a process of no rank also holds the
-        pipe.
+        shares memory, and before all if the waiter or a process of no rank also holds the pipe.
         """
         peers = self.peers(pid, call.sockets)
         rank_pid = self.target_by_pid[pid].pid

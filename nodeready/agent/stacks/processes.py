@@ -204,9 +204,7 @@ def slurm_job(text: str) -> str:
 
 
 def is_frozen(cgroups: str, wait_channel: str) -> bool:
-    """Whether a cgroup in this text of /proc/PID/cgroup is frozen, such as by `docker pause`; or
-    its process waits where only a frozen one does.
-    """
+    """Whether a cgroup in /proc/PID/cgroup is frozen, or its process waits as if it were."""
     if wait_channel.partition("+")[0] in _FREEZER_TRAPS:
         return True
     return any(
@@ -224,9 +222,7 @@ def kernel_stack(text: str) -> tuple[str, ...]:
 
 
 def main_cpu_s(schedstat: str, task_stat: str) -> float:
-    """CPU seconds of one thread. /proc/PID/task/TID/schedstat counts nanoseconds (sched-stats.rst
-    of Linux), if the kernel has it; else ``stat`` of the thread counts ticks.
-    """
+    """CPU seconds of a thread: of schedstat (ns; Linux' sched-stats.rst), else of stat (ticks)."""
     words = schedstat.split()
     if len(words) == 3 and words[0].isdigit():
         return round(int(words[0]) / 1e9, 4)
@@ -254,10 +250,8 @@ def facts(
     io: str = "",
     task_io: str = "",
 ) -> Facts | None:
-    """The facts of one process, from the texts of its files; None: it has ended.
-
-    task: schedstat and stat of its main thread
-    io, task_io: of the process and of its main thread
+    """The facts of one process, from the texts of its files; None: it has ended. task: schedstat
+    and stat of its main thread. io, task_io: of the process and of its main thread
     """
     parsed = stat(stat_text)
     if parsed is None:
@@ -321,14 +315,11 @@ def environment_of(pid: int) -> dict[str, str] | None:
 
 
 def pids() -> list[int]:
-    """All processes, as they are now."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def _outer_fields(pid: int) -> dict[str, Any] | None:
-    """The fields of `ScannedProcess` that are read without a lock of its memory, so no read hangs.
-    None: it has ended, or is a kernel thread.
-    """
+    """The fields that are read without a lock of its memory; None: ended, or a kernel's thread."""
     parsed = stat(contents(f"/proc/{pid}/stat"))
     if parsed is None or parsed.kernel:
         return None
@@ -370,10 +361,9 @@ def _scan_one(pid: int) -> dict[str, Any] | None:
 
 
 def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | None:
-    """The facts of one process, as in `facts`.
-    locked: also read what the kernel shows under a lock that a process in execve(2) holds: its
-            kernel stack and its io (lock_trace() and do_io_accounting() in fs/proc/base.c)
-    thread: the thread whose state, wait, switches and time are read; 0: the main thread
+    """The fields of `Facts`. locked: also the kernel stack and io, which are under a lock that a
+    process in execve(2) holds (lock_trace() and do_io_accounting(), fs/proc/base.c). thread: whose
+    state, wait, switches and time are read; 0: the main thread
     """
     task = f"/proc/{pid}/task/{thread or pid}"
     if thread and not os.path.exists(task):
@@ -407,11 +397,9 @@ def probe_each(
     deadline: float,
     owner_by_number: Mapping[int, object] | None = None,
 ) -> dict[int, Any]:
-    """The result of ``probe(number)`` for each number, called in a fork; HANGS: no answer in time.
-
-    deadline: a moment of time.monotonic(); numbers that were not reached by then are left out
-    owner_by_number: the owners take turns; after a hang, the remaining numbers of the same owner
-              come last
+    """The result of ``probe(number)`` for each number, in a fork; HANGS: no answer in time.
+    deadline: of time.monotonic(); numbers not reached by then are left out. owner_by_number: the
+    owners take turns, and after a hang the owner's further numbers are last
     """
     answers: dict[int, Any] = {}
     owner_of = (owner_by_number or {}).get
@@ -481,9 +469,7 @@ def children() -> dict[int, list[int]]:
 def observe(
     numbers: Sequence[int], deadline: float, threads: Mapping[int, int] | None = None
 ) -> dict[int, Facts | None]:
-    """The facts of these processes; None: ended. Those not reached in time are left out.
-    threads: process -> the thread to probe, if that is not the main thread
-    """
+    """The facts; None: ended; late ones are left out. threads: process -> its thread to probe"""
     thread_by_pid = threads or {}
 
     def probe(pid: int, locked: bool = True) -> dict[str, Any] | None:

@@ -62,9 +62,7 @@ def pack(trace: Mapping[str, Any]) -> str:
 
 
 def unpack(text: str, nonce: str) -> Any:
-    """The trace among the lines that a node printed, not yet checked. Raises NoTrace if it is
-    missing, and DecodeError.
-    """
+    """The unchecked trace among a node's lines. Raises NoTrace without one, and DecodeError."""
     mark = f"{nonce} trace "
     index = text.rfind(mark)
     if index < 0:
@@ -260,9 +258,8 @@ def _owner_shares(
 def _snapshot(
     supervisor: ProcessSupervisor, config: StacksConfig, trace: dict[str, Any]
 ) -> tuple[list[StackTarget], list[str], str]:
-    """The ranks with their observations, the processes to show without ranks, and an error. The
-    error tells why the result is incomplete.
-    trace: gets the witnesses of the node, and the seconds between samples
+    """The ranks with their observations, the processes to show without ranks, and why the result
+    is incomplete. trace: gets the witnesses of the node, and the seconds between samples
     """
     # The search for the ranks must leave time to probe them.
     every_process, left_out = processes.scan(_deadline(supervisor, supervisor.left_s / 2))
@@ -346,8 +343,7 @@ def _capture(
     scanned: Sequence[processes.ScannedProcess],
 ) -> tuple[dict[str, Any], float]:
     """Take all samples of the targets and of their descendants; the node's witnesses, and the
-    average seconds from one sample to the next.
-    scanned: all processes of the scan
+    average seconds between samples. scanned: all processes of the scan
     """
     path = py_spy.find(config.py_spy)
     witnesses = ask_witnesses.Witnesses(
@@ -478,7 +474,6 @@ def _deadline(supervisor: ProcessSupervisor, seconds: float) -> float:
 
 
 def _observe(supervisor: ProcessSupervisor, targets: Sequence[StackTarget]) -> None:
-    """Add the current facts of all targets."""
     facts_by_pid = processes.observe(
         [target.pid for target in targets],
         _deadline(supervisor, supervisor.left_s / 2),
@@ -567,11 +562,9 @@ def _take_dumps(
     observer: glances.Glances | None = None,
 ) -> float:
     """Add py-spy's dump of each target, several at a time; returns the seconds that this took.
-    path:    path of py-spy
     kept_characters: owner -> characters of all frames of the owner's processes so far; updated
-    limit_s: seconds for all processes, if they belong to several owners
-    until:   a moment of time.monotonic() after which no dump is begun
-    mode:    see `py_spy.take`
+    limit_s:  seconds for all processes, if they belong to several owners
+    until:    a moment of time.monotonic() after which no dump is begun
     observer: notes where each target is before and after its dump
     """
     began = time.monotonic()
@@ -673,7 +666,6 @@ def _count_system_calls(
     targets: Sequence[StackTarget],
     scanned: Sequence[processes.ScannedProcess],
 ) -> None:
-    """Count the system calls of the targets, one after the other."""
     for target in targets:
         _observe(supervisor, [target])
         reason = target.refusal(os.geteuid(), native=True)
@@ -689,9 +681,8 @@ def _count_system_calls(
 
 
 def _resume(supervisor: ProcessSupervisor, target: StackTarget) -> None:
-    """Send SIGCONT to a target, to which a killed py-spy may have left a pending SIGSTOP. SIGSTOP
-    arrives only when the target leaves the kernel. A target that was already stopped is never
-    unwound.
+    """Continue a target to which a killed py-spy may have left a pending SIGSTOP, which arrives
+    when it leaves the kernel. A target that was already stopped is never unwound.
     """
     _observe(supervisor, [target])
     if not target.refusal(0).startswith(("ended", "traced")):

@@ -214,7 +214,6 @@ def _trainer(threads: Sequence[PySpyThread]) -> int | None:
 
 
 def _number(value: Any) -> int:
-    """A thread's number; 0: the value is not such a number."""
     return value if isinstance(value, int) and 0 < value < 1 << 22 else 0
 
 
@@ -222,9 +221,7 @@ _SPAWN = "torch/multiprocessing/spawn.py"
 
 
 def _count(frames: Sequence[Any], function: str, name: str) -> int:
-    """The value of a variable of a call in torch/multiprocessing/spawn.py, a small number. -1:
-    there is no such call or number, or the dump has no variables.
-    """
+    """A small number of a call in torch/multiprocessing/spawn.py; -1: no such call or variable."""
     for frame in frames[-KEPT_FRAMES:]:
         variables = frame.get("locals")
         is_call = frame["name"] == function and isinstance(variables, list)
@@ -318,14 +315,10 @@ def _start_s(pid: int) -> float:
 def take(
     supervisor: ProcessSupervisor, path: str, pid: int, limit_s: float, mode: str = PLAIN
 ) -> Dump:
-    """A dump of this process; the reason of a failure is its `error`.
-
-    limit_s: seconds that are left of the run
-    mode:    NATIVE: with native frames: py-spy stops its target, which must not be in state D or
-             T; LOCALS: with variables; LOCK: with the path of the lock file that it may poll for
-
-    If no process has its pid and start time any more, the error is that it has ended, for any
-    message of py-spy.
+    """A dump of this process; its `error` tells why there is no stack. limit_s: seconds left of
+    the run. mode: NATIVE: py-spy stops its target, which must not be in state D or T; LOCALS: with
+    variables; LOCK: with the path of the lock file that it may poll for. If no process has its pid
+    and start time any more, the error is that it has ended, for any message of py-spy.
     """
     if not path:
         return Dump(error="py-spy is not installed (nodeready deploy installs it)")

@@ -244,7 +244,6 @@ def has_title(process: ScannedProcess) -> bool:
 
 
 def only_tracks(process: ScannedProcess) -> bool:
-    """Whether a process only waits for the end of its parent."""
     return bool(_NOISE.search(process.command))
 
 
@@ -295,7 +294,6 @@ class _Tree:
             yield pid
 
     def descendants(self, pid: int) -> Iterator[int]:
-        """Its descendants, each after its parent."""
         visited, todo = {pid}, [pid]
         while todo:
             for child in self.children.get(todo.pop(), ()):
@@ -305,7 +303,6 @@ class _Tree:
                     yield child
 
     def job(self, pid: int) -> tuple[str, str]:
-        """The owner and the job of a process."""
         return self.identities[pid].owner, self.identities[pid].job
 
     def topmost(self, pids: Iterable[int]) -> list[int]:
@@ -374,9 +371,8 @@ class _Tree:
                 self.leaders.add(parent.pid)
 
     def _is_parent_rank(self, pid: int, identities: set[RankIdentity]) -> bool:
-        """Whether this Python is the rank of these identities, which has set its own variables.
-        Then all its workers have the same identity. With a single worker, it may be a launcher of
-        one rank.
+        """Whether this Python is the rank of these identities, whose variables it has set: all its
+        workers have them. With a single worker, it may be a launcher of one rank.
         """
         ranked = [child for child in self.children[pid] if self.identities[child].rank is not None]
         return self.processes[pid].python and len(identities) == 1 and len(ranked) > 1
@@ -391,9 +387,8 @@ class _Tree:
         ) or [pid]
 
     def _computing_child(self, pid: int, is_candidate: Callable[[int], bool]) -> int | None:
-        """The Python child that computes in place of this Python; None: there is no such child.
-        The child's script is in this Python's command line, or the child has used most of the CPU
-        time, or `computes` decides for the child.
+        """The Python child that computes in place of this Python; None: none. Its script is in
+        this one's command line, or it has used most of the CPU time, or `computes` decides.
         """
         parent = self.processes[pid]
         children = [
@@ -454,12 +449,11 @@ def _select_ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
 
 
 def _orphans(tree: _Tree, pids: Iterable[int]) -> dict[int, bool]:
-    """The processes among these that an ended rank has left behind with its environment; and
-    whether the process is shown for its rank: the first one is if the rank has no other process.
-
-    An orphan has lost the leader of its process group or session, as a rank has whose launcher has
-    ended. But an orphan was forked from a rank, or runs another program than the ranks that have
-    their leaders; and it is younger than these, or its rank has another process.
+    """The processes that an ended rank has left behind with its environment; and whether each is
+    shown for its rank: the first one is if the rank has no other process. An orphan has lost the
+    leader of its process group or session, as a rank has whose launcher has ended. But it was
+    forked from a rank, or runs another program than the ranks that have their leaders; and it is
+    younger than these, or its rank has another process.
     """
     orphans: dict[int, bool] = {}
     job_pids: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -568,10 +562,7 @@ def select(
     matched: Container[int] | None = None,
     computes: Computes = _never_computes,
 ) -> list[JobRank]:
-    """The selected ranks, by rank and pid, processes without a rank last.
-
-    Raises re.error for an invalid pattern.
-
+    """The selected ranks, by rank and pid, processes without a rank last. Raises re.error.
     own_pid:  this process; it, its ancestors and its descendants are ranks only if named by pid
     matched:  processes whose command lines contain the pattern; None: search here
     computes: decides between a rank's Python and its child if command and CPU time do not
@@ -650,12 +641,9 @@ def claimed_job(note: str) -> str:
 
 
 class Turns:
-    """Hands out ranks to several threads that dump them.
-
-    The owner whose dumps have taken the least time is next, so that many or slow ranks of one
-    owner do not use up the time of another owner.
-
-    limit_s: with several owners, no rank is handed out after dumps of this many seconds
+    """Hands out ranks to threads that dump them, next of the owner whose dumps took the least
+    time: many or slow ranks of one owner do not use up the time of another. limit_s: with several
+    owners, none is handed out after dumps of this many seconds
     """
 
     def __init__(self, ranks: Sequence[JobRank], limit_s: float) -> None:
@@ -681,7 +669,6 @@ class Turns:
             return self._waiting[owner].pop(), owner
 
     def give_back(self, owner: str, seconds: float) -> None:
-        """Note that a dump has ended, and its seconds."""
         with self._lock:
             self._running[owner] -= 1
             self._used_s[owner] += seconds
@@ -702,9 +689,7 @@ _ENDPOINT = re.compile(r" --(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[
 def launchers(
     processes: Sequence[ScannedProcess], selection: Selection, own_pid: int
 ) -> list[JobRank]:
-    """The launchers of ranks that do not exist yet, as while a rendezvous waits for a node. For a
-    node where `select` finds no rank.
-    """
+    """The launchers of ranks that do not exist yet, as while a rendezvous waits for a node."""
     tree = _Tree(processes, own_pid)
     launcher_pids = {
         pid

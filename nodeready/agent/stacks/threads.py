@@ -88,9 +88,7 @@ def calls(pid: int) -> dict[str, str]:
 
 
 def _rows(pid: int, main: int, earlier: Mapping[str, str]) -> list[list[Any]]:
-    """The `Row` of each wait of a rank, without its main thread; of a wait its fields.
-    earlier: from `calls`, at the first look
-    """
+    """The `Row` of each wait of a rank's further threads. earlier: `calls` at the first look"""
     names = waits.calls(os.uname().machine)
     examples: dict[tuple[str, ...], int] = {}
     counts: dict[tuple[str, ...], int] = {}
@@ -157,9 +155,8 @@ def first_look(pids: Iterable[int], deadline: float) -> dict[int, dict[str, str]
 def observe(
     mains: Mapping[int, int], earlier: Mapping[int, Mapping[str, str]], deadline: float
 ) -> dict[int, list[Row]]:
-    """Process -> the waits of its threads; a process that hangs is left out.
-    mains:   process -> its main thread, which is not counted
-    earlier: from `first_look`
+    """Process -> the waits of its threads; one that hangs is left out. mains: process -> its main
+    thread, which is not counted. earlier: from `first_look`
     """
 
     def probe(pid: int) -> list[list[Any]]:

@@ -82,9 +82,7 @@ def network_pid(pids: Sequence[int]) -> int:
 
 
 def observe_rank(pid: int, network: int) -> RankVariables:
-    """The environment of a process. Call this in a fork: reading may hang.
-    network: the process whose network the node's facts show
-    """
+    """The environment of a process; for a fork. network: process whose network the facts show"""
     data = processes.environment_bytes(pid)
     if data is None:
         return RankVariables("its environment is not readable")
@@ -108,12 +106,9 @@ def observe_node(
     deadline: float,
     variables: Mapping[str, str] | None = None,
 ) -> EnvironmentFacts:
-    """The facts of this node.
-
-    pid:      of `network_pid`
-    variables: of the ranks, where they do not run yet; None: those of the process
-    masters:  MASTER_ADDR and MASTER_PORT -> the ranks of this node that have them
-    deadline: a moment of time.monotonic()
+    """The facts of this node. pid: of `network_pid`. variables: of the ranks, where they do not
+    run yet; None: those of the process. masters: MASTER_ADDR and MASTER_PORT -> the ranks of this
+    node that have them. deadline: a moment of time.monotonic()
     """
     rows = [*masters][:_MAX_MASTERS]
 

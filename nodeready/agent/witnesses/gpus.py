@@ -48,10 +48,8 @@ class WitnessedGpus:
 def witness_gpus(
     supervisor: ProcessSupervisor, pids: Iterable[int], since_s: float, limit_s: float
 ) -> WitnessedGpus:
-    """The node's GPUs, with the Xids since the job began.
-
-    pids:    of the job; if a GPU has too many processes, these are listed first
-    since_s: seconds ago that the job began; limit_s: seconds for everything
+    """The node's GPUs, with the Xids since the job began. pids: of the job, listed first of many.
+    since_s: seconds ago that it began. limit_s: seconds for everything
     """
     until = kernel_log.tool_deadline(supervisor, limit_s)
     job_pids = frozenset(pids)
@@ -87,9 +85,8 @@ def _is_loaded(name: str) -> bool:
 
 
 def _hung_process(words: re.Pattern[str], until: float) -> int:
-    """The process of such a tool that hangs in the kernel; 0: none. Any user can start a process
-    of that name that waits there, so only processes of root and of this user count.
-    words: that the process's name or command line contains
+    """The process of such a tool that hangs in the kernel; 0: none. Only root's and this user's
+    count: any user can start one of that name. words: that its name or command line contains
     """
     from nodeready.subjects.gpus.nvidia import STUCK_AFTER_S
 

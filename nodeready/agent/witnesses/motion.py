@@ -184,7 +184,6 @@ def _uid(user: str, deadline: float) -> int | None:
 def _descendants(
     job_processes: Sequence[processes.ScannedProcess], pids: Iterable[int]
 ) -> dict[int, list[int]]:
-    """Process -> all its descendants."""
     children: dict[int, list[int]] = defaultdict(list)
     for process in job_processes:
         children[process.parent].append(process.pid)
@@ -249,10 +248,7 @@ def _motion(pid: int, descendants: Sequence[int], progress: str) -> dict[str, An
 
 
 def timeouts(settings: str) -> dict[str, int]:
-    """Row of the table -> the seconds of the timeout that a process's settings have.
-
-    settings: its arguments, joined by spaces, and its environment, a variable per line
-    """
+    """Row -> seconds of the timeout in a process's settings (`_settings`)."""
     return {
         key: int(match[1]) * unit_s
         for key, (pattern, unit_s) in _TIMEOUTS.items()
@@ -261,6 +257,8 @@ def timeouts(settings: str) -> dict[str, int]:
 
 
 def _settings(pid: int) -> str:
+    """The arguments of a process, joined by spaces, and its environment, a variable per line."""
+    """The arguments of a process, joined by spaces, and its environment, a variable per line."""
     variables = (processes.environment_bytes(pid) or b"").decode("utf-8", "replace")
     command = processes.contents(f"/proc/{pid}/cmdline")
     return "\n".join((command.replace("\0", " "), *variables.split("\0")))
@@ -272,9 +270,7 @@ def _may_poll(pid: int) -> bool:
 
 
 def _log(pid: int) -> tuple[int | None, int | None, bool]:
-    """Size and age of the files of standard output and error, and whether the watchdog fired. The
-    files are read with the rights of the process's owner.
-    """
+    """Size and age of the files of standard output and error, and whether the watchdog fired."""
     watchdog, files = False, _log_files(pid)
     if not files:
         return None, None, False
@@ -345,5 +341,4 @@ def _ports() -> list[int | None]:
 
 
 def kinds() -> Mapping[str, type]:
-    """The rows of an answer."""
     return {"motion": Motion, "ports": PortBytes, "found": MotionEnd}

@@ -398,7 +398,6 @@ class _LogReader:
             yield self._described(NcclRank(rank, size, host, pid, device, state=state), facts)
 
     def _described(self, rank: NcclRank, facts: _ProcessFacts) -> NcclRank:
-        """The rank with its facts."""
         texts = facts.texts
         network = _network(facts)
         gdr = facts.gdr

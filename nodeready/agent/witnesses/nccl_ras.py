@@ -87,14 +87,11 @@ class Ras:
 def with_world_ranks(
     groups: Sequence[Communicator], rank_by_pid: Mapping[int, int | None], world: int | None
 ) -> tuple[Communicator, ...]:
-    """The communicators, with each member's rank in the whole job.
-
-    rank_by_pid: pid of each process of the job on this node, also in its container -> its rank
-    world:       number of ranks of the job; None: not known
-
-    A communicator of all ranks has them in the job's order (PyTorch's default group, MPI's world),
-    unless a process of this node has another number in it than in the job. It gives the rank of
-    each host and pid, and thereby the ranks in all other communicators.
+    """The communicators, with each member's rank in the whole job. rank_by_pid: pid of each
+    process of the job on this node, also in its container -> its rank. world: number of ranks of
+    the job; None: not known. A communicator of all ranks has them in the job's order (PyTorch's
+    default group, MPI's world), unless a process of this node has another number in it. It gives
+    the rank of each host and pid, and thereby the ranks in all other communicators.
     """
     hosts: dict[str, set[int]] = {}
     for group in groups:
@@ -278,7 +275,6 @@ class _RasSection:
         self.usual: dict[str, tuple[int, int]] = {}
 
     def line(self, row: str, dead: set[tuple[str, int]]) -> None:
-        """Take one more line."""
         if counts := _OPERATIONS.fullmatch(row):
             self.operation, self.several = counts[1].strip(), ""
         elif rank := _RANK.fullmatch(row):
@@ -398,9 +394,7 @@ _C10D = "distributed_c10d.py"
 
 
 def makes_communicator(frames: Sequence[tuple[str, str]]) -> bool:
-    """Whether a main thread with these Python frames may create a communicator.
-    frames: (function, file), root to leaf
-    """
+    """Whether a main thread may create a communicator. frames: (function, file), root to leaf"""
     if any(function in _CREATORS for function, _ in frames):
         return True
     return any(file.endswith(_C10D) and _CALLS.fullmatch(name) for name, file in frames[-1:])
@@ -419,11 +413,8 @@ def observe(
     makes_communicator: bool = False,
 ) -> Ras:
     """The report of a job's RAS port.
-
-    ranks:       its processes on this node: (pid, uid, global rank)
-    environment: of the first of these processes
-    allow:       query the port even if a query is known to have crashed jobs
-    limit_s:     seconds for everything
+    ranks: its processes on this node: (pid, uid, global rank); environment: of the first of these
+    allow: query the port even if a query is known to have crashed jobs
     makes_communicator: a rank of this node may create a communicator
     """
     try:
@@ -515,9 +506,7 @@ def _query(
     makes_communicator: bool,
 ) -> Ras:
     """Check the library and the listener, then fetch the report; with the user's rights. Raises
-    _Absent, OSError.
-    ranks: of one user
-    world: number of ranks of the whole job; None: not known
+    _Absent, OSError. ranks: of one user. world: number of ranks of the whole job; None: not known
     allow, makes_communicator: as for `observe`
     has_other_nodes: the job may have ranks on other nodes, which were not checked
     """
@@ -647,9 +636,7 @@ def _beginning(data: bytes) -> str:
 
 
 class _RasDialogue:
-    """Commands and answers over one connection.
-    until: a moment of time.monotonic()
-    """
+    """Commands and answers over one connection. until: a moment of time.monotonic()"""
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self.connection, self.until = connection, until

@@ -69,9 +69,7 @@ UNREADABLE = "unreadable"
 
 
 def counters(root: str = "/sys/class") -> dict[str, Any]:
-    """Port -> its kind, its state and its counters, as `network` takes them; ``absent``: why not.
-    root: the directory of the kernel's classes of devices
-    """
+    """Port -> kind, state, counters (see `network`); ``absent``: why not. root: of the classes"""
     until = time.monotonic() + _COUNTERS_S
 
     def work(send: Send) -> None:
@@ -160,11 +158,8 @@ def _rdma(path: str) -> dict[str, Any]:
 
 
 def network(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> Network:
-    """The traffic between two samples (`counters`), without ports that are down both times.
-
-    RDMA ports are listed even when they are down.
-
-    seconds: between the samples
+    """The traffic between two samples (`counters`), without ports that are down both times; RDMA
+    ports are listed even then. seconds: between the samples
     """
     for sample in (before, after):
         if "ports" not in sample:
@@ -202,9 +197,7 @@ def _port(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Witnesse
 
 
 def _counter_increase(old: int | None, new: int | None, *, full: bool = True) -> int | None:
-    """The increase of a counter; None: unknown.
-    full: a counter of 32 bits that stays at its maximum no longer counts
-    """
+    """The increase of a counter; None: unknown. full: where a counter of 32 bits stays"""
     if old is None or new is None or (full and old == new == 0xFFFFFFFF):
         return None
     if new >= old:

@@ -30,9 +30,7 @@ class RankSoftware(NamedTuple):
 
 
 def observe(pid: int, uid: int, nccl: str | None = None) -> RankSoftware:
-    """The software of a process. Call this in a fork: a file system may never answer.
-    nccl: its version, if it is known; None: the library is searched for it, up to 64 MB
-    """
+    """The software of a process; for a fork. nccl: its version; None: search up to 64 MB for it"""
     with contextlib.suppress(OSError), with_rights(rights_of_job(pid, uid)):
         maps = [path for path, _ in mapped_files(pid)]
         nccl_path = next(filter(LIBRARY.search, maps), "")

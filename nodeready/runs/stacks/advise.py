@@ -28,11 +28,8 @@ def missing_ranks(
     silent: Collection[str],
     without: Collection[str],
 ) -> Group | None:
-    """The group of missing ranks; None: no rank is missing, or none is known to be.
-
-    by_node: node -> the ranks that were found there
-    silent:  nodes that gave no answer
-    without: nodes that answered and have no rank of this job
+    """The group of missing ranks; None: none is known to be missing. by_node: node -> the ranks
+    found there; silent: nodes without an answer; without: nodes that answered, without its ranks
     """
     numbered = {rank for ranks in by_node.values() for rank in ranks}
     if not world_size or not 0 < world_size <= MAX_RANKS or max(numbered, default=0) >= world_size:
@@ -57,10 +54,8 @@ def expected_nodes(
     by_node: Mapping[str, Collection[int]],
     expected: Collection[str],
 ) -> tuple[str, ...]:
-    """The nodes that should have these ranks; () when the ranks found follow no rule.
-
-    The rule is that of torchrun and of Slurm's block distribution: each node has the same number
-    of consecutive ranks.
+    """The nodes that should have these ranks, by the rule of torchrun and of Slurm's block
+    distribution: each node has as many consecutive ranks. (): the ranks found follow no rule
     """
     if len(by_node) == 1 and not expected:
         return tuple(by_node)
@@ -95,9 +90,8 @@ _NEUTRAL_ACTIVITIES = frozenset({"idle", "agent", "worker"})
 
 
 def is_waiting(group: Group) -> bool:
-    """Whether a group stands at a place where it waits for other ranks.
-
-    It may spin there: MPI, NCCL and CUDA poll. A backward pass whose thread computes does not.
+    """Whether a group waits for other ranks where it stands. It may spin there: MPI, NCCL and CUDA
+    poll. A backward pass whose thread computes does not wait.
     """
     if group.kind != "stack" or group.verdict == "progressing":
         return False
@@ -106,9 +100,8 @@ def is_waiting(group: Group) -> bool:
 
 
 def stands_still(group: Group) -> bool:
-    """Whether some ranks of a waiting group have not moved at all between the samples.
-
-    The end of a collective wakes up all its ranks: where each has woken up, the job may progress.
+    """Whether some ranks of a waiting group have not moved at all between the samples. The end of
+    a collective wakes up all its ranks: where each has woken up, the job may progress.
     """
     return group.verdict != "unsure" or not group.wakeups
 
@@ -139,11 +132,9 @@ def _size(groups: Iterable[Group]) -> int:
 def with_roles(
     groups: Sequence[Group], everything: int, awaited: Collection[int] | None = None
 ) -> list[Group]:
-    """The groups, each with its role in the hang, and why.
-
-    everything: number of processes, and of ranks and nodes without one
-    awaited: indexes of the groups for which others wait; None: any group, because of some waiting
-        processes it is not known for which they wait
+    """The groups, each with its role in the hang, and why. everything: number of processes, and of
+    ranks and nodes without one. awaited: indexes of the groups for which others wait; None: any,
+    because it is not known of each waiting process for which it waits
     """
     job = _WaitingJob(
         _size(filter(is_waiting, groups)),
@@ -229,9 +220,8 @@ class DifferentCode(NamedTuple):
 def different_code(
     nodes: Mapping[str, Collection[int]], calls: Callable[[int], Sequence[Frame]], least: int
 ) -> list[DifferentCode]:
-    """Files whose versions differ between nodes, from the stacks of one path.
-
-    nodes: node -> its stacks. calls: the frames of a stack. least: minimum ranks of a node
+    """Files whose versions differ between nodes, from the stacks of one path. nodes: node -> its
+    stacks. calls: the frames of a stack. least: minimum ranks of a node
     """
     if len(nodes) < 2:
         return []
@@ -266,7 +256,6 @@ def different_code(
 
 
 def _shifts(lines: Mapping[int, Sequence[str]]) -> tuple[tuple[str, int], ...]:
-    """The number of lines by which each node differs from the first."""
     of = {node: line for line, line_nodes in lines.items() for node in line_nodes}
     names = sorted(of)
     return tuple((node, of[node] - of[names[0]]) for node in names)
@@ -312,7 +301,6 @@ def _processes(number: int) -> str:
 
 
 def _few(items: Sequence[str]) -> str:
-    """The first items, and how many more there are."""
     text = ", ".join(items[:_MAX_NAMED])
     return f"{text} and {len(items) - _MAX_NAMED} more" if len(items) > _MAX_NAMED else text
 
@@ -371,7 +359,6 @@ def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
-    """Advice where one group has all ranks."""
     activity = group.activity
     if is_waiting(group) and several:
         noun = hints.NOUNS.get(activity, "collective")
@@ -385,7 +372,6 @@ def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
 
 
 def _several_groups_advice(stacks: Stacks) -> Iterator[str]:
-    """Advice where several groups have a stack."""
     groups = [group for group in stacks.groups if group.kind == "stack"]
     suspects = [group for group in groups if group.role == "suspect"]
     victims = [group for group in groups if group.role == "victim"]
@@ -428,7 +414,6 @@ def _all_victims_advice(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
-    """Advice where no group is known to wait for another one."""
     idle = [group for group in groups if group.activity == "idle"]
     if idle:
         yield f"{_ranks(*idle)}: idle: look whether a client or a task should have come"
@@ -493,7 +478,6 @@ def with_advice(
     disputed: bool = False,
 ) -> Stacks:
     """The document with its advice.
-
     world_sizes: WORLD_SIZE -> number of processes with it
     instead:     node -> its programs, where no rank was found
     differences: files whose versions differ between nodes

@@ -40,10 +40,7 @@ def find_rank(captured: Captured, rank: int) -> tuple[str, int]:
 
 
 def hold_session(transport: Transport, node: str, pid: int, rank: int, terminal: Terminal) -> None:
-    """Copy what the user types to the rank's debugger, and its output to the user.
-
-    Raises Refused if the rank cannot be debugged, or the connection is lost.
-    """
+    """Connect the user with the rank's debugger. Raises Refused, also for a lost connection."""
     channels = Channels(transport, time.monotonic() + _SESSION_S)
     config = DebuggerConfig(channels.nonce, transport.tag, rank, pid, _SESSION_S)
     channels.start(request(node, debugger.__name__, config, mark=config.nonce, stdin=True))

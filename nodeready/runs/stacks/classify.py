@@ -77,7 +77,6 @@ class Links:
         self._owner: dict[str, Place | None] = {}
 
     def read(self, node: str, process: TracedProcess) -> None:
-        """Keep the ends of one process."""
         for end in process.ends if len(self._owner) < _MAX_ENDS else ():
             place = node, process.pid
             self._owner[end] = place if self._owner.get(end, place) == place else None
@@ -106,9 +105,8 @@ def waited_for(
     waiting_activities: frozenset[str],
 ) -> list[tuple[int, ...]]:
     """For each group the ranks that all of its processes wait for; (): not all of them wait.
-
-    waiting_activities: activities of hints in which a process waits for ranks
-    Of several ends only one may count: such a group waits if one of those ranks does not wait.
+    waiting_activities: activities of hints in which a process waits for ranks. Of several ends
+    only one may count: such a group waits if one of those ranks does not wait.
     """
     waited: list[tuple[int, ...]] = [()] * len(groups)
     waiting = {
@@ -219,10 +217,8 @@ _SHIM = ("__init__", "__init__", 0)
 
 
 class StackNumbers:
-    """Numbers of stacks; equal stacks of any nodes share a number.
-
-    Stacks with different lines have different numbers but one path: ranks in the same functions
-    are grouped together at any lines.
+    """Numbers of stacks; equal stacks of any nodes share one. Stacks with different lines have one
+    path: ranks in the same functions are grouped together at any lines.
     """
 
     def __init__(self) -> None:
@@ -259,7 +255,6 @@ class StackNumbers:
         return number
 
     def numbers(self, trace: Trace) -> list[int]:
-        """The number of each of the trace's stacks."""
         frame, stack = self._frame, self._stack
         frames, rows = list(map(frame, trace.frames)), trace.stacks
         inner = self._frames.get(_SHIM)
@@ -289,11 +284,8 @@ class StackNumbers:
         return hint.activity if hint else ""
 
     def same(self, first: int, other: int) -> bool:
-        """Whether a thread with both stacks has stayed at one place: only the last call's line
-        may differ, and the calls below a polling one.
-
-        A waiting loop is at different lines of its function; a program that progresses comes to
-        different calls.
+        """Whether a thread with both stacks has stayed at one place: only the last call's line may
+        differ, as in a waiting loop, and the calls below a polling one.
         """
         if first == other:
             return True
@@ -376,10 +368,8 @@ class Classification(NamedTuple):
 def classify(
     process: TracedProcess, stacks: Sequence[int], table: StackNumbers, interval_s: float
 ) -> Classification:
-    """Classify one process by its samples.
-
-    stacks: the numbers of the trace's stacks. The last sample with a stack gives the stack; all
-    samples together decide whether the process moves: see `_verdict`.
+    """Classify one process by its samples: the last one with a stack gives the stack, all together
+    tell whether it moves (`_verdict`). stacks: the numbers of the trace's stacks
     """
     used = _range(process.cpu_s)
     mains, thread = _mains(process, stacks, table)
@@ -441,7 +431,6 @@ def _verdict(
     used: float, wakeups: int | None, sleeps: bool, seconds: float, calls: float | None = None
 ) -> str:
     """Whether the main thread moved at the place where all samples show it.
-
     used:    CPU seconds of the main thread or, in traces of earlier versions, of the process, of
              which heartbeats and watchdogs use some
     wakeups: voluntary context switches; None: not known
@@ -514,9 +503,7 @@ def _mains(
 
 
 def main_stack(process: TracedProcess, stacks: Sequence[int], table: StackNumbers) -> int | None:
-    """The number of a main thread's last stack, with that of the thread that it waits for; None:
-    no stack. stacks: as of `classify`
-    """
+    """The last stack's number, as of `_mains`; None: no stack. stacks: as of `classify`"""
     mains, _ = _mains(process, stacks, table)
     return mains[-1] if mains else None
 
@@ -525,10 +512,8 @@ def _awaited(
     main: StackReading, sample: StackSample, stacks: Sequence[int], table: StackNumbers,
     waits: Collection[str],
 ) -> tuple[str, int] | None:  # fmt: skip
-    """Name and stack of the only thread for which a main thread can wait; None: not known.
-
-    waits: the names of threads that wait for other ranks by connections, pipes or locks
-    Autograd's threads do not come from Python: their outermost call is not of threading.
+    """Name and stack of the only thread for which a main thread can wait; None: not known. waits:
+    the threads that wait for other ranks by connections, pipes or locks
     """
     candidates: dict[int, str] = {}
     for name, at in sample.threads:
@@ -560,9 +545,7 @@ def _awaited(
 
 
 def possible_holder(process: TracedProcess, stacks: Sequence[int], table: StackNumbers) -> str:
-    """The only other thread of a process whose main thread waits for a lock of that process: it
-    may have the lock. "": not known
-    """
+    """The only other thread of a process whose main thread waits for its lock; "": not known"""
     if not process.waits_on.endswith(OWN_LOCK) or not process.samples:
         return ""
     threads = [(name, stacks[at]) for name, at in process.samples[-1].threads if name != MAIN]
@@ -578,9 +561,7 @@ def possible_holder(process: TracedProcess, stacks: Sequence[int], table: StackN
 def _dispatched(
     waits: Collection[str], sample: StackSample, stacks: Sequence[int], table: StackNumbers
 ) -> tuple[str, int] | None:
-    """Name and stack of a thread that works on a request of another rank and waits for no rank;
-    None: no such thread. waits: as of `_awaited`
-    """
+    """Name and stack of a thread that serves another rank; None: none. waits: see `_awaited`"""
     for name, at in sample.threads:
         reading = table.reading(stacks[at])
         if name not in waits and reading.dispatched and not reading.for_ranks:

@@ -98,9 +98,8 @@ class Captured:
 
 
 def _with_claims(trace: Trace, job: str) -> Trace:
-    """The trace of a node on which Slurm does not run the job.
-
-    Its processes only claim the job, so their stacks and witnesses are removed.
+    """The trace of a node on which Slurm does not run the job. Its processes only claim the job,
+    so their stacks and witnesses are removed.
     """
     bare: dict[str, Any] = dict.fromkeys(
         ("samples", "below", "ends", "waits_for", "received", "locals", "thread_rows"), ()
@@ -146,14 +145,12 @@ def capture(
 
 
 def request_for(name: str, config: StacksConfig) -> Request:
-    """The request that runs the program on a node."""
     return request(name, program.__name__, config, margin_s=MARGIN_S)
 
 
 def add_answers(
     captured: Captured, ask: Asks, activity: str, requests: Mapping[str, Request]
 ) -> Captured:
-    """Add the answers of these nodes to those of the fleet."""
     for name, answer in ask(activity, requests).items():
         if answer.has_gap(INTERRUPTED):
             captured.complete = False
@@ -166,10 +163,8 @@ def add_answers(
 
 
 def with_launchers(stacks: Stacks, captured: Captured) -> Stacks:
-    """The document with advice, in first place, on a job that has only launchers.
-
-    A rendezvous waits for every node. The waiting launchers cannot name the missing node, which
-    shows no process.
+    """The document with advice, in first place, on a job that has only launchers: a rendezvous
+    waits for every node, and the missing node shows no process.
     """
     notes = [process.note for process in stacks.processes if process.note.startswith(LAUNCHER)]
     if not notes or len(notes) < len(stacks.processes):
@@ -203,11 +198,9 @@ def _has_native(group: Group) -> bool:
 
 
 def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[int]]:
-    """Node -> the pids of the processes to unwind.
-
-    First the processes with odd threads, then one process of each group with native calls, then
-    the other processes of these groups without the largest group. The most suspicious group is
-    first; at most ``maximum`` processes.
+    """Node -> the pids of the processes to unwind, at most ``maximum``: those with odd threads,
+    then one of each group with native calls, the most suspicious first, then their others without
+    the largest group.
     """
     groups = [index for index, group in enumerate(stacks.groups) if _has_native(group)]
     if not groups:
@@ -228,10 +221,7 @@ def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[
 
 
 def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
-    """Take the native stacks, one at a time on each node, and put them into the traces.
-
-    Returns the reasons for missing native stacks, one line each.
-    """
+    """Put native stacks into the traces, one at a time on each node; why some are missing."""
     pids = choose_native(stacks)
     longest = max(map(len, pids.values()), default=0)
     config = replace(captured.config, limit_s=2 * (NATIVE_LIMIT_S + 2) * longest)
@@ -261,7 +251,6 @@ def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
 def _second_round(
     captured: Captured, ask: Asks, activity: str, configs: Mapping[str, StacksConfig]
 ) -> Captured:
-    """The answers of these nodes to a further question."""
     nonce = new_nonce()
     second = Captured(replace(captured.config, nonce=nonce), list(configs))
     requests = {
@@ -275,10 +264,7 @@ def _second_round(
 def merged(
     trace: Trace, native: Trace, pids: Iterable[int]
 ) -> tuple[Trace, list[tuple[int, str]]]:
-    """The trace with the native stacks of a second trace of the node.
-
-    Also returns (pid, reason) of each process without a native stack.
-    """
+    """The trace with the native stacks of a second one; (pid, reason) of each without."""
     frames, stacks = list(trace.frames), list(trace.stacks)
     frame_indexes = {frame: index for index, frame in enumerate(frames)}
     by_pid = {process.pid: process for process in native.processes}
@@ -326,9 +312,8 @@ MAX_COUNTED = 8
 def count_system_calls(
     captured: Captured, ask: Asks, stacks: Stacks, seconds: float
 ) -> Iterator[str]:
-    """Count the system calls of the suspects, without any those of the processes that spin, or
-    those of the processes of --pid, and put them into the traces. Yields the reasons for missing
-    counts, one line each.
+    """Count the system calls of the suspects, else of the processes that spin, or of those of
+    --pid, and put them into the traces. Yields why counts are missing, one line each.
     """
     suspects = stacks.verdict.suspects if stacks.verdict else ()
     ranks = {rank for suspect in suspects for rank in suspect.ranks}
@@ -381,7 +366,6 @@ def count_system_calls(
 def _with_rank(
     call: CallCount, node: str, links: Links, rank_of: Mapping[Place, int | None]
 ) -> CallCount:
-    """The call with the rank at the other end of its connection."""
     place = links.owner(node, call.peer) if call.peer else None
     rank = rank_of.get(place) if place else None
     if place is None or rank is None:
@@ -399,11 +383,8 @@ _DUMPS_S = 10
 
 
 def program_config(timeout_s: int, **options: Any) -> StacksConfig:
-    """The configuration of the program on the nodes, with a new nonce and tag.
-
-    timeout_s: seconds for one node
-    options:   further fields of `StacksConfig`
-    Raises Refused.
+    """The configuration of the program on the nodes, with a new nonce and tag. Raises Refused.
+    timeout_s: for one node. options: further fields of `StacksConfig`
     """
     tag = f"nodeready:{secrets.token_hex(6)}"
     config = StacksConfig(new_nonce(), tag, timeout_s, **{"longer_s": LONGER_S, **options})
@@ -419,7 +400,6 @@ def program_config(timeout_s: int, **options: Any) -> StacksConfig:
 
 
 def _unmet_condition(config: StacksConfig) -> str:
-    """The condition that no process meets, in words."""
     if config.pids:
         return f"there is no process {', '.join(map(str, config.pids))}"
     if config.match:

@@ -39,11 +39,8 @@ Render = Callable[[str, Any], Mapping[str, Iterable[str]]]
 
 
 def run(inventory: str | None, options: StacksOptions, tell: Tell, render: Render) -> Stacks:
-    """The stacks of the job's ranks, which are kept in the directory of ``--output``.
-
+    """The stacks of the job's ranks, kept in the directory of ``--output``. Raises Refused.
     inventory: None: this machine, the job's nodes, or the directory of ``--from``
-    render:    makes the files of the document
-    Raises Refused.
     """
     config = _program_config(inventory, options)
     asks = options.native or options.syscalls or options.locals_ or options.dump or options.ras
@@ -161,7 +158,6 @@ def _capture_stacks(
     tell: Tell,
     directory: Path | None,
 ) -> Stacks:
-    """The stacks of the job, with --native after a second round."""
     started = utc_now()
     captured = _capture(nodes, config, tell)
 
@@ -191,7 +187,6 @@ def _capture_stacks(
 
 
 def _capture(nodes: Targets, config: StacksConfig, tell: Tell) -> Captured:
-    """Capture the traces of all ranks."""
     from nodeready.fleet.inventory.slurm import job_placement
 
     names = nodes.transport.nodes
@@ -201,7 +196,6 @@ def _capture(nodes: Targets, config: StacksConfig, tell: Tell) -> Captured:
 
 
 def _archive_traces(traces: Iterator[Trace], directory: Path | None) -> Iterator[Trace]:
-    """The traces. Each of them is also kept in the directory, if there is one."""
     return traces if directory is None else trace.keep_traces(directory, traces)
 
 
@@ -219,7 +213,6 @@ def _explain_missing_ranks(nodes: Targets, captured: Captured, tell: Tell) -> No
 
 
 def _read_archive(options: StacksOptions, directory: Path | None) -> Stacks:
-    """The stacks of an earlier capture, grouped again."""
     source = str(options.source)
     try:
         traces, gaps = trace.read_directory(Path(source))

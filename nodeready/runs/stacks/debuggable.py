@@ -54,9 +54,7 @@ class DebugFinding(NamedTuple):
 
 @dataclass(frozen=True)
 class Debuggable:
-    """The document of `nodeready stacks --check`: how a job can be debugged. Text is one
-    line without control characters.
-    """
+    """The document of `nodeready stacks --check`. Text is one line without control characters."""
 
     SCHEMA: ClassVar = "debuggable"
     VERSION: ClassVar = 2
@@ -220,7 +218,6 @@ def _judged(process: TracedProcess) -> Iterator[tuple[str, Judged]]:
 def _judge_environment(
     evidence: Evidence, places: Sequence[RankPlace]
 ) -> Iterator[tuple[RankPlace, Judged]]:
-    """The results of each process's variables."""
     judged_by_rank: dict[int | None, list[Judged]] = {}
     for finding in judge_environments(evidence, places):
         result = "fail" if finding.weight > 1 else "warn"

@@ -62,9 +62,7 @@ ROLES = ("suspect", "victim", None)
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """Processes that ranks of a group have started (a data loader's worker, a compiler, a shell);
-    equal processes once.
-    """
+    """Equal processes that ranks have started: a loader's worker, a compiler, a shell."""
 
     JSON_KEYS: ClassVar = {"no_stack_reason": "why"}
 
@@ -147,10 +145,7 @@ class Group:
 
 
 class Rank(NamedTuple):
-    """One process of the job.
-
-    No dataclass: there can be 131,072 of them.
-    """
+    """One process of the job. No dataclass: there can be 131,072 of them."""
 
     node: str
     pid: Annotated[int, {"minimum": 0}]
@@ -249,9 +244,7 @@ class RankPace(NamedTuple):
 
 @dataclass(frozen=True)
 class Stacks:
-    """The document of `nodeready stacks`: where every rank of a job stands, grouped, the most
-    suspicious group first.
-    """
+    """The document of `nodeready stacks`: the ranks in groups, the most suspicious group first."""
 
     SCHEMA: ClassVar = "stacks"
     VERSION: ClassVar = 2

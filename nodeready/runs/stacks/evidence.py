@@ -38,10 +38,8 @@ _bytes = marshal.dumps
 
 
 class ValueTable:
-    """Decoded values of one dataclass, each different one once, known by its number.
-
-    A value is known by its bytes, without the names of its fields: comparing those costs a tenth
-    of decoding it again.
+    """Decoded values of one dataclass, each different one once, known by its number. The key is
+    its bytes, without field names: comparing those costs a tenth of decoding it again.
     """
 
     def __init__(self, kind: type[Any]) -> None:
@@ -72,7 +70,6 @@ class ValueTable:
         return number
 
     def keep(self, value: Any) -> int:
-        """The number of a decoded value."""
         number = self._kept.setdefault(value, len(self.all))
         if number == len(self.all):
             self.all.append(value)
@@ -80,10 +77,7 @@ class ValueTable:
 
 
 class HeadTable(ValueTable):
-    """Values without their individual fields.
-
-    placeholders: the values that those fields get
-    """
+    """Values without their individual fields. placeholders: the values that those fields get"""
 
     def __init__(self, kind: type[Any], **placeholders: Any) -> None:
         super().__init__(kind)
@@ -93,10 +87,7 @@ class HeadTable(ValueTable):
         )
 
     def number(self, value: Any) -> int:
-        """The number of a value; the common fields make the key: a copy costs as much as decoding.
-
-        Raises DecodeError.
-        """
+        """The number by common fields: a copy costs as much as decoding. Raises DecodeError."""
         if value.keys() != self._names:
             raise wire.DecodeError(f"no {self.kind.__name__}")
         key = _bytes(self._common_values(value), 2)
@@ -202,7 +193,6 @@ class Evidence:
         recording: Recording | None,
     ) -> None:  # fmt: skip
         """Keep what a rank of a dead job has left: the watchdog's lines, and its recorder's dump.
-
         key: node and pid, as of `logs`
         """
         if reports:
@@ -414,11 +404,10 @@ class CallDifference(NamedTuple):
 
 
 def call_difference(calls: Iterable[tuple[CallProgress, Sequence[int]]]) -> CallDifference | None:
-    """Where a group's ranks differ; None: no rank waits. calls: progress -> the ranks with it.
-
-    All ranks have made a call that one rank has completed: a rank with that call pending waits for
-    no rank there. Such records are out of date: gloo's of a call that has just ended, and NCCL's
-    until the watchdog polls again.
+    """Where a group's ranks differ; None: no rank waits. calls: progress -> the ranks with it. All
+    ranks have made a call that one has completed: a rank with that call pending waits for none
+    there. Such records are out of date: gloo's of a call that has just ended, NCCL's until the
+    watchdog polls again.
     """
     states = list(calls)
     inside = [call.at for call, _ in states if call.at is not None]
@@ -483,10 +472,7 @@ class RankPlace(NamedTuple):
 
 
 class StatementBuilder:
-    """Collects the statements of the witnesses on one job.
-
-    moving: by the stacks most ranks progress, so momentary counts prove nothing
-    """
+    """The statements of the witnesses on one job. moving: most ranks progress by the stacks"""
 
     def __init__(self, evidence: Evidence, places: Sequence[RankPlace], moving: bool) -> None:
         self.evidence, self.moving = evidence, moving
@@ -511,7 +497,6 @@ class StatementBuilder:
         self.strong = 0 if moving else 2
 
     def witnesses(self, names: Iterable[str]) -> tuple[Witness, ...]:
-        """The witnesses that were asked, with their statements."""
         return tuple(
             Witness(name, tuple(self._reasons(name)), self._folded(name)) for name in names
         )
@@ -550,7 +535,6 @@ class StatementBuilder:
         self, name: str, text: str, ranks: Iterable[int] = (), nodes: Iterable[str] = (),
         *, weight: int = 0, against: bool = False,
     ) -> None:  # fmt: skip
-        """Add a statement of this witness."""
         self.statements[name].append(Statement(text, tuple(ranks), tuple(nodes), weight, against))
 
     def add_lags(self, lags: Iterable[Lag]) -> None:

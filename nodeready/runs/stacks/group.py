@@ -126,7 +126,6 @@ class Bucket:
         self.wakeups = wakeups or self.wakeups
 
     def add(self, process: TracedProcess, node: str, classification: Classification) -> None:
-        """Count one more process in the fields of the group."""
         stack, wakeups = classification.stack, classification.wakeups
         if stack is not None:
             self.by_node.setdefault(node, set()).add(stack)
@@ -280,21 +279,15 @@ class TracedJob:
 
     @property
     def ranks(self) -> set[int]:
-        """The ranks of its processes."""
         return {process.rank for process in self._all_processes if process.rank is not None}
 
     @property
     def nodes(self) -> set[str]:
-        """The nodes that have processes of it."""
         return {process.node for process in self._all_processes}
 
     @property
     def size(self) -> tuple[int, int]:
-        """The numbers of its nodes and of its ranks.
-
-        Several processes with one rank count once; and a node counts once, however many ranks it
-        claims.
-        """
+        """The numbers of its nodes, and of its ranks: processes with one rank count once."""
         processes = self._all_processes
         ranks = {process.rank for process in processes}
         count = len(ranks - {None}) + sum(process.rank is None for process in processes)
@@ -420,12 +413,10 @@ class TraceCollector:
         return (classification.kind, classification.reason, *place, classification.verdict)
 
     def each_job(self) -> list[TracedJob]:
-        """The jobs, beginning with the job to show.
-
-        Jobs that processes only claim come last. Where half of the nodes have a Slurm job, Slurm
-        jobs come first, by their cgroups: a node can fake one, but no user can. Then comes the job
-        on the most nodes, with the most ranks. Processes of a job's user outside of its cgroup
-        belong to the job; processes of other users that claim it do not.
+        """The jobs, beginning with the job to show; those that processes only claim are last.
+        Where half of the nodes have a Slurm job, Slurm jobs come first, by their cgroups: a node
+        can fake one, but no user can. Then the job on the most nodes, with the most ranks.
+        Processes of a job's user outside of its cgroup belong to it; those of other users do not.
         """
         jobs = [job for job in self.jobs.values() if job.slurm]
         managed = {node for job in jobs for node in job.nodes}
@@ -504,9 +495,8 @@ def _garbage_collection_off() -> Iterator[None]:
 
 
 def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
-    """The buckets; a bucket without a verdict joins the largest that is equal otherwise.
-
-    If only some of the ranks at one place woke up, it is unknown which of them stand still.
+    """The buckets; one without a verdict joins the largest that is equal otherwise: where only
+    some ranks at one place woke up, it is unknown which of them stand still.
     """
     places: dict[tuple[Any, ...], dict[str | None, Bucket]] = {}
     natives_of: dict[tuple[Any, ...], set[str]] = {}
@@ -543,7 +533,6 @@ def _frames(bucket: Bucket, table: StackNumbers) -> tuple[Frame, ...]:
 
 
 def _set_awaited_ranks(job: TracedJob, reader: TraceCollector) -> None:
-    """Set for each bucket the ranks for which its processes wait."""
     if not any(bucket.ends for bucket in job.buckets.values()):
         return
     rank_of: dict[links.Place, int] = {}
@@ -663,7 +652,6 @@ def _place_text(bucket: Bucket) -> str:
 
 
 def _switches_text(bucket: Bucket) -> str:
-    """The reason of a doubt about the verdict."""
     if bucket.verdict != "unsure" or not bucket.wakeups:
         return ""
     least, highest = bucket.wakeups
@@ -686,9 +674,7 @@ _COUNT_STOPPED = f"strace stopped after {MAX_CALLS:,} system calls"
 
 
 def _locals(bucket: Bucket) -> tuple[str, ...]:
-    """The variables, as in ``i = 7``; where not all ranks have one value, ``i = 4 (ranks 1-2), 7
-    (rank 3)``.
-    """
+    """The variables, as in ``i = 7``; where they differ, ``i = 4 (ranks 1-2), 7 (rank 3)``."""
     texts = []
     for name, values in bucket.locals.items():
         rows = [
@@ -775,9 +761,8 @@ def _silent_groups(gaps: Mapping[str, Gap]) -> Iterator[Group]:
 
 
 def _forks(groups: Sequence[Group]) -> list[int]:
-    """For each group the index of the first frame that it shares with no larger group.
-
-    Of two groups of one size, that with the lower rank counts as larger.
+    """For each group the index of the first frame that it shares with no larger group. Of two of
+    one size, that with the lower rank counts as larger.
     """
     tree: dict[tuple[int, str, str], int] = {}
     forks = [0] * len(groups)
@@ -843,9 +828,7 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
 def _read_witnesses(
     observed: evidence.Evidence, buckets: Sequence[Bucket], count: int
 ) -> evidence.WitnessReport:
-    """The statements of the witnesses about these processes. Momentary counts say nothing about a
-    job that progresses.
-    """
+    """The statements of the witnesses. Of a job that progresses, momentary counts say nothing."""
     if not observed:
         return evidence.WitnessReport()
     moving = sum(len(bucket.processes) for bucket in buckets if bucket.verdict == "progressing")
@@ -854,15 +837,12 @@ def _read_witnesses(
 
 
 def _thread_calls(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
-    """The collectives in which further threads of these processes wait."""
     stacks = bucket.thread_stacks if bucket else ()
     return frozenset(call_of(table.calls(stack)) for stack in stacks)
 
 
 def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -> Group:
-    """The missing ranks; if they run as another job of the same user, which lacks all the rest,
-    that is the reason.
-    """
+    """The missing ranks, with the reason if they are all of another job of the same user."""
     for other in jobs:
         if other is job or other.is_claim or other.ranks != set(lost.ranks):
             continue
@@ -914,12 +894,10 @@ def group(
     complete: bool = True,
 ) -> Stacks:
     """All traces as one document, the most suspicious group first. No trace is kept.
-
-    traces: checked by `trace.read`. Of several jobs the first of `TraceCollector.each_job` is
-        grouped, and the advice names the rest
+    traces: checked by `trace.read`; of several jobs the first of `TraceCollector.each_job` is
+            grouped, and the advice names the rest
     gaps:   node -> why it gave no answer; read after all traces (see `trace.load`)
     all_threads: group ranks only if their further threads stand at the same places too
-    started, finished: "": the times of the first and the last trace
     complete: False: no rank counts as missing, because not all nodes were asked
     """
     with _garbage_collection_off():

@@ -132,10 +132,8 @@ def role_of(command: str) -> str:
 
 
 def _is_library(file: str) -> bool:
-    """Whether a file belongs to Python or to an installed package, by its name.
-
-    py-spy prints a file from its outermost package on (`torch/nn/modules/module.py`), or whole
-    where it cannot see the packages.
+    """Whether a file belongs to Python or to an installed package. py-spy prints it from its
+    outermost package on (`torch/nn/modules/module.py`), or whole where it cannot see the packages.
     """
     if _INTERACTIVE_FILE.fullmatch(file):
         return False
@@ -152,10 +150,7 @@ _MAIN_MODULE = "<module>"
 
 
 def _program_file(frames: Sequence[Frame]) -> str:
-    """The file of the started program, which is the user's even if it is called `queue.py`.
-
-    "": the program is a part of Python or of a library.
-    """
+    """The file of the started program, the user's even if called `queue.py`; "": a library's."""
     for frame in frames[:6]:
         if frame.function == _MAIN_MODULE and frame.file not in _RUNNERS:
             installed = _INSTALLED_PATH.search(frame.file) or frame.file.startswith("<frozen")
@@ -223,9 +218,7 @@ def in_pipeline(frames: Sequence[Frame]) -> bool:
 
 
 def is_at_exit(frames: Sequence[Frame]) -> bool:
-    """Whether a main thread with this stack is past the last line of its program. The interpreter
-    itself calls exit handlers: no module is their caller.
-    """
+    """Whether a stack is past its program's end: exit handlers have no module as a caller."""
     known_hints = (_find(frame, _FUNCTION_HINTS) for frame in frames)
     if any(hint and hint.activity == "exit" for hint in known_hints):
         return True
@@ -255,9 +248,7 @@ def delegates(frames: Sequence[Frame]) -> bool:
 
 
 def locks(frames: Sequence[Frame]) -> tuple[str, frozenset[str]]:
-    """The kind of lock that a stack waits for, and the kinds that it holds: the calls between
-    which Python takes and releases a lock of its own.
-    """
+    """The kind of lock that a stack waits for, and those that it holds, by Python's calls."""
     awaited = _find(frames[-1], _LOCK_WAITS) if frames else None
     outer = frames[:-1] if awaited else frames
     held = {_find(frame, _LOCK_HOLDERS) for frame in outer} - {None, awaited}
@@ -445,14 +436,11 @@ def find(
     waits_on: str = "",
     master: str = "",
 ) -> Hint | None:
-    """The hint of a stack; None: it ends at no known place.
-
-    frames, native: root to leaf. A wait for Python's lock comes first: the call of the Python
-    frames is then not the awaited one.
-    channel, waits_on: the wait in the kernel of all main threads with this stack; "": none, or
-    different waits. They show the wait of a call of C below the user's code, which the frames
-    do not
-    master: MASTER_ADDR:MASTER_PORT, where the job's store is
+    """The hint of a stack; None: it ends at no known place. frames, native: root to leaf. A wait
+    for Python's lock comes first: the call of the Python frames is then not the awaited one.
+    channel, waits_on: how all main threads with this stack wait in the kernel, below a call of C
+    that the frames do not show; "": none, or different waits. master: MASTER_ADDR:MASTER_PORT of
+    the job's store
     """
     native_hint = of_native(native)
     if native_hint is _GIL:

@@ -81,7 +81,6 @@ class Pace:
 
     @property
     def share(self) -> float:
-        """The part of the time in which it waits."""
         return fmean(self.waits)
 
     def part(self, name: str) -> float:
@@ -177,10 +176,8 @@ def _pace(
     rank: int, node: str, row: _GlanceRow, is_rank: Callable[[str, str], bool],
     usual: Mapping[str, Sequence[bool]],
 ) -> Pace:  # fmt: skip
-    """The pace of one rank.
-
-    is_rank: whether an end that it waits for, on its node, is a rank's
-    usual:   system call -> whether ranks waited for ranks, by the stacks of all ranks
+    """The pace of one rank. is_rank: whether an end that it waits for, on its node, is a rank's.
+    usual: system call -> whether ranks waited for ranks there, by all stacks
     """
     glances, looks = row.glances, row.looks
     votes: dict[str, list[bool]] = defaultdict(list)
@@ -284,7 +281,6 @@ def _lags(paces: Sequence[Pace]) -> list[_PaceLag]:
 
 
 def pace_rows(paces: Sequence[Pace]) -> tuple[RankPace, ...]:
-    """How often each rank waits, in the document's form."""
     rows = [
         RankPace(lag.pace.rank, lag.pace.node, lag.pace.looks, lag.pace.waiting_looks,
                  round(100 * lag.pace.share, 1), round(100 * lag.mean, 1), round(lag.factor, 2))

@@ -183,7 +183,6 @@ def _check_indexes(indexes: Sequence[int], end: int, place: str) -> None:
 
 
 def to_json(trace: Trace) -> str:
-    """The trace as JSON."""
     return json.dumps(trace, default=vars, separators=(",", ":"))
 
 
@@ -197,7 +196,6 @@ def parse(text: str | bytes, source: str) -> Trace:
 
 
 def _json_problem(text: str | bytes, problem: wire.DecodeError) -> str:
-    """Why a text is no valid JSON."""
     if not text.strip():
         return "it is empty"
     cause = problem.__cause__
@@ -210,11 +208,9 @@ def _json_problem(text: str | bytes, problem: wire.DecodeError) -> str:
 
 
 def load(directory: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
-    """The traces of ``trace-NODE.json``, node names in natural order, and the gaps.
-
-    Files are read one at a time while the traces are iterated over, so that a large fleet fits in
-    memory; the gaps, by node, are complete after that.
-    Raises TraceError when the directory cannot be read or holds no trace.
+    """The traces of ``trace-NODE.json`` in natural order of nodes, and the gaps by node, which are
+    complete when all traces have been read, one at a time: a large fleet fits in memory. Raises
+    TraceError when the directory cannot be read or holds no trace.
     """
     try:
         paths = [
@@ -308,7 +304,6 @@ class _DumpedNode:
         return self.stacks.setdefault(path, len(self.stacks))
 
     def trace(self) -> Trace:
-        """The parsed node."""
         return replace(
             empty_trace(self.name, self.error, ""),
             frames=tuple(self.frames),
@@ -431,9 +426,7 @@ def _by_label(text: str, name: str) -> dict[str, list[str]]:
 
 def parse_dump(text: str, name: str) -> list[Trace]:
     """The traces, one per node; of ``srun -l``, one per task.
-
     name: the node, where no line names it; in messages, the source
-
     The rank is known only where ``srun -l`` ran py-spy once per task: it is the task's number.
     Raises TraceError, one line, for a text without a process or an error of py-spy.
     """
@@ -482,7 +475,6 @@ def prepare(output: str) -> Path:
 
 def keep_traces(directory: Path, traces: Iterable[Trace]) -> Iterator[Trace]:
     """Write each trace before it is yielded; delete traces of an earlier run when all are written.
-
     Raises OSError.
     """
     written = set()
@@ -502,7 +494,6 @@ def _keep(directory: Path, trace: Trace) -> str:
 
 def write(directory: Path, stacks: Stacks, texts: Mapping[str, Iterable[str]]) -> None:
     """Write the grouped stacks in every form, and a trace with its error of each failed node.
-
     texts: ``stacks.EXTENSION`` -> contents of that file, in parts
     Raises OSError.
     """
@@ -519,7 +510,6 @@ def empty_trace(node: str, error: str, started: str) -> Trace:
 
 def read_directory(path: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
     """The traces of a directory, or of texts of ``py-spy dump``, and the gaps by node.
-
     path: a directory, or one file
     As in `trace.load`, the gaps are complete when the traces have been iterated over.
     Raises TraceError, also while iterating, when nothing can be read.

@@ -457,7 +457,6 @@ def gpus_compute(job: HungJob) -> HangFinding | None:
 
 
 def _busy_gpus(job: HungJob) -> set[int]:
-    """The ranks whose GPUs compute."""
     rows = (row for name, row in job.statements if name == "gpu")
     return {rank for row in rows if row.text.startswith(GPU_COMPUTES) for rank in row.ranks}
 
@@ -535,10 +534,8 @@ def decide(
     groups: Sequence[Group], report: WitnessReport, places: Iterable[tuple[Any, ...]],
     odd: OddRanks, thread_calls: Sequence[frozenset[str]],
 ) -> Decision:  # fmt: skip
-    """The verdict on groups in their order of suspicion, from the reports of all witnesses.
-
-    places: (node, pid, rank, ...) of the processes
-    thread_calls: for each group the collectives in which further threads of its processes wait
+    """The verdict on groups in their order of suspicion. places: (node, pid, rank, ...).
+    thread_calls: by group the collectives in which further threads wait
     """
     if not groups:
         return Decision(None, (), ())

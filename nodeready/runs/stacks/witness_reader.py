@@ -154,9 +154,7 @@ Call = tuple[int, int, str]
 
 def diverging(calls_of: Mapping[int, Sequence[Call]]) -> Iterator[tuple[str, list[int]]]:
     """Where the collectives of few ranks first differ from those of most, in words, and these
-    ranks; else the few ranks that have called fewer.
-
-    calls_of: rank -> its last calls in one communicator
+    ranks; else the few that have called fewer. calls_of: rank -> its last calls in a communicator
     """
     ranks_by_call: dict[tuple[int, int], dict[str, list[int]]] = {}
     for rank, calls in calls_of.items():
@@ -194,8 +192,6 @@ def _nodes(group: Iterable[PlacedRank]) -> tuple[str, ...]:
 
 
 class WitnessReader(CollectiveReader):
-    """Reads the reports of all witnesses."""
-
     def own_logs(self, logs: Mapping[int, KeptLog]) -> None:
         """Errors at the end of a rank's log; few logs that ended long before the rest."""
         errors = {rank: log.error for rank, log in logs.items() if log.error}
@@ -373,10 +369,7 @@ class WitnessReader(CollectiveReader):
         states: Mapping[str, dict[str, list[str]]],
         rates: Mapping[str, Mapping[float, list[str]]],
     ) -> None:
-        """Note the ports that are down, or slower, on a minority of the nodes.
-
-        states, rates: name of a port -> its state, or its Gb/s -> the nodes with it
-        """
+        """Note ports that are down or slower on few nodes: name -> state, or Gb/s -> the nodes."""
         for name, by_state in states.items():
             up = len(by_state.pop("up", []))
             for state, nodes in by_state.items():
