@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -292,20 +292,6 @@ def kind(process: ScannedProcess, dump: Dump | None = None) -> str:
     return SHELL if _SHELLS.fullmatch(name) else OTHER
 
 
-def _descendants(
-    pid: int, children: Mapping[int, Sequence[int]], excluded: Collection[int]
-) -> Iterator[int]:
-    """The descendants of a process, the nearest first; an excluded process ends its branch."""
-    visited, level = {pid}, [pid]
-    while level:
-        started = [
-            child for parent in level for child in children.get(parent, ()) if child not in visited
-        ]
-        level = [child for child in dict.fromkeys(started) if child not in excluded]
-        visited.update(level)
-        yield from level
-
-
 def find(
     targets: Sequence[StackTarget],
     scanned: Sequence[ScannedProcess],
@@ -317,18 +303,17 @@ def find(
     """
     children = processes.children()
     excluded = {target.pid for target in targets} | set(own_pids)
+    own_targets = [target for target in targets if target.facts and not target.rank.stranger]
     families = [
-        (target, list(_descendants(target.pid, children, excluded)))
-        for target in targets
-        if not target.rank.stranger and target.facts
+        (target, list(processes.descendants(target.pid, children, excluded)))
+        for target in own_targets
     ]
     process_by_pid = {process.pid: process for process in scanned}
     cpu_s_before = {process.pid: process.cpu_s for process in scanned}
     # A worker that was forked and has not called exec yet has its parent's command line.
     first_pids = [pid for _, pids in families for pid in pids[: 2 * MAX_DESCENDANTS]]
-    new_processes, _ = processes.scan(
-        deadline, [pid for pid in first_pids if pid not in process_by_pid]
-    )
+    new_pids = [pid for pid in first_pids if pid not in process_by_pid]
+    new_processes, _ = processes.scan(deadline, new_pids)
     process_by_pid.update((process.pid, process) for process in new_processes)
     for target, pids in families:
         started = [process_by_pid[pid] for pid in pids if pid in process_by_pid]
@@ -337,9 +322,8 @@ def find(
         for child in target.descendants:
             child.cpu_s.append(cpu_s_before.get(child.pid, 0.0))
         if len(candidates) > MAX_DESCENDANTS:
-            target.add_note(
-                f"{len(candidates) - MAX_DESCENDANTS} more of its descendants are not looked at"
-            )
+            count = len(candidates) - MAX_DESCENDANTS
+            target.add_note(f"{count} more of its descendants are not looked at")
 
 
 def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
@@ -375,9 +359,10 @@ def set_work(
         pids = child_pids if process.python else awaited_pids
         is_awaited = not pids.isdisjoint((child.pid, *_ancestors(child.pid, parents)))
         transfers = _writes if process.python else _transfers
-        if kind(process) == COMPILER or (
-            is_awaited and probe_each(transfers, [child.pid], deadline).get(child.pid) is True
-        ):
+        is_busy = kind(process) == COMPILER
+        if not is_busy and is_awaited:
+            is_busy = probe_each(transfers, [child.pid], deadline).get(child.pid) is True
+        if is_busy:
             target.work = f"its {process.name} used {used_s:.1f} s of CPU in {seconds:.0f} s"
     first, last = (target.dumps[at].numbers if target.dumps else {} for at in (0, -1))
     changed = [name for name, value in last.items() if first.get(name, value) != value]
@@ -533,11 +518,8 @@ def with_ray_ranks(ranks: Sequence[JobRank], deadline: float) -> list[JobRank]:
     """The ranks; ranks of Ray Train get the numbers in their Ray logs. If one of a job has none,
     or two have the same, no rank of the job gets one: numbers of some ranks are useless.
     """
-    unnumbered = {
-        rank.process.pid: rank
-        for rank in ranks
-        if is_ray_trainer(rank.process) and rank.identity.rank is None and not rank.stranger
-    }
+    without = (rank for rank in ranks if rank.identity.rank is None and not rank.stranger)
+    unnumbered = {rank.process.pid: rank for rank in without if is_ray_trainer(rank.process)}
     if not unnumbered:
         return list(ranks)
     uids = {pid: rank.process.uid or 0 for pid, rank in unnumbered.items()}
@@ -633,11 +615,8 @@ def _readable(process: ScannedProcess) -> bool:
 
 def _ends_here(pid: int) -> bool:
     """Whether both ends of each connection of a process have one address."""
-    return all(
-        address.rpartition(":")[0] == peer.rpartition(":")[0]
-        for address, peer in waits.sockets(pid, {})
-        if peer
-    )
+    pairs = [pair for pair in waits.sockets(pid, {}) if pair[1]]
+    return all(own.rpartition(":")[0] == peer.rpartition(":")[0] for own, peer in pairs)
 
 
 def _rank(

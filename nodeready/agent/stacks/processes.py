@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +58,8 @@ _STAT = re.compile(r"(\d+) \((.*)\) (\S)((?: -?\d+){19,})", re.S)
 # The cgroups that slurmd makes for a job (Slurm's cgroup.conf(5)), below slurmd's, v1 or v2. Users
 # can create cgroups only below that of their login, user@UID.service of systemd.
 _JOB = re.compile(
-    r"^\d+:[^:\n]*:((?:/[^/\n]*)*?)/(?:slurm[^/\n]*/uid_\d+|[^/\n]*slurmstepd\.scope)/job_(\d{1,10})"
-    r"(?:/|$)",
-    re.M,
+    r"(?m)^\d+:[^:\n]*:((?:/[^/\n]*)*?)/(?:slurm[^/\n]*/uid_\d+|[^/\n]*slurmstepd\.scope)"
+    r"/job_(\d{1,10})(?:/|$)"
 )
 _LOGIN = re.compile(r"/(user\.slice|user@)")
 #: State of a process that its cgroup has frozen; the kernel shows D (cgroup v1) or S (v2) instead.
@@ -117,9 +116,7 @@ class ScannedProcess:
     # the Slurm job whose cgroup it is in, which only root can choose; "": none
     cgroup_job: str = ""
     hangs: bool = False  # its memory cannot be read: the read hangs in the kernel
-    # the user who started it; None: not readable. An environment proves nothing: its user writes
-    # it
-    uid: int | None = None
+    uid: int | None = None  # the user who started it (an environment proves nothing); None: unread
     main_uid: int | None = None  # the same for all ids of that user (`users_file.main_uid`)
     # the pid of the leader of its process group or session, which has ended; 0: neither has
     lost_leader: int = 0
@@ -147,9 +144,7 @@ class Facts:
     uid: int  # of its owner
     switches: int = 0  # voluntary context switches of its main thread: how often it has waited
     main_cpu_s: float = 0.0  # CPU time of its main thread alone
-    # calls of read(2), write(2) and the like by all its threads; None: not readable, as for
-    # another user's process
-    calls: int | None = None
+    calls: int | None = None  # of read(2), write(2) and the like, of all threads; None: unread
     # its main thread has left the program; the kernel frees its memory and files
     exiting: bool = False
     # bytes written to files by all its threads; bytes and calls of read(2) and the like of its
@@ -241,15 +236,9 @@ _TRANSFERS = ("rchar", "syscr", "wchar", "syscw")
 
 
 def facts(
-    stat_text: str,
-    status: str,
-    wchan: str,
-    stack: str,
-    task: tuple[str, str] = ("", ""),
-    *,
-    io: str = "",
-    task_io: str = "",
-) -> Facts | None:
+    stat_text: str, status: str, wchan: str, stack: str, task: tuple[str, str] = ("", ""), *,
+    io: str = "", task_io: str = "",
+) -> Facts | None:  # fmt: skip
     """The facts of one process, from the texts of its files; None: it has ended. task: schedstat
     and stat of its main thread. io, task_io: of the process and of its main thread
     """
@@ -261,24 +250,13 @@ def facts(
     tracer, uid, switches = (
         int(numbers.get(name, 0)) for name in ("TracerPid", "Uid", "voluntary_ctxt_switches")
     )
+    written = read_and_written(io, "write_bytes") or 0
+    transfers = (read_and_written(task_io, name) or 0 for name in _TRANSFERS)
     return Facts(
-        parsed.state,
-        "" if wchan.strip() == "0" else wchan.strip()[:100],
-        kernel_stack(stack),
-        parsed.cpu_s,
-        parsed.start_s,
-        parsed.threads,
-        tracer,
-        uid,
-        switches,
-        main_cpu_s(*task),
-        read_and_written(io, "syscr", "syscw"),
-        parsed.exiting,
-        (
-            read_and_written(io, "write_bytes") or 0,
-            *(read_and_written(task_io, name) or 0 for name in _TRANSFERS),
-        ),
-    )
+        parsed.state, "" if wchan.strip() == "0" else wchan.strip()[:100], kernel_stack(stack),
+        parsed.cpu_s, parsed.start_s, parsed.threads, tracer, uid, switches, main_cpu_s(*task),
+        read_and_written(io, "syscr", "syscw"), parsed.exiting, (written, *transfers),
+    )  # fmt: skip
 
 
 def _read(path: str, max_bytes: int = 65536) -> bytes | None:
@@ -464,6 +442,18 @@ def children() -> dict[int, list[int]]:
     for process in sorted(user_processes, key=lambda process: (process.start_s, process.pid)):
         children_by_parent.setdefault(process.parent, []).append(process.pid)
     return children_by_parent
+
+
+def descendants(
+    pid: int, children_of: Mapping[int, Sequence[int]], excluded: Collection[int] = ()
+) -> Iterator[int]:
+    """The descendants of a process, the nearest first; an excluded process ends its branch."""
+    visited, level = {pid}, [pid]
+    while level:
+        started = dict.fromkeys(child for parent in level for child in children_of.get(parent, ()))
+        level = [child for child in started if child not in visited and child not in excluded]
+        visited.update(level)
+        yield from level
 
 
 def observe(

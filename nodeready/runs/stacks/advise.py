@@ -110,8 +110,7 @@ class _WaitingJob(NamedTuple):
     """How many processes of a job wait for other ranks."""
 
     waiting: int  # those that wait
-    # those that may wait, in a call of C below the user's code: the wait() of an asynchronous
-    # collective
+    # those that may wait, in a call of C: the wait() of an asynchronous collective
     maybe: int
     # some of the waiting processes do not move at all, though a step would wake up all
     standing: bool
@@ -248,10 +247,8 @@ def different_code(
         # The only rank of a node is always where all ranks of the node are.
         if sure or least > 1:
             at, lines = places[-1]
-            nodes_of_line = {
-                line: tuple(sorted(lines[line], key=natural)) for line in sorted(lines)
-            }
-            differences.append(DifferentCode(file, first[at].function, nodes_of_line, sure))
+            nodes_of = {line: tuple(sorted(lines[line], key=natural)) for line in sorted(lines)}
+            differences.append(DifferentCode(file, first[at].function, nodes_of, sure))
     return differences
 
 
@@ -343,9 +340,7 @@ _UNKNOWN_PYTHON = "does not know"
 def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
     for kind, (_, text) in hints.STANDING.items():
         # A group without a role and with a reason for it is none to look at.
-        kind_groups = [
-            group for group in groups if group.kind == kind and (group.role or not group.reason)
-        ]
+        kind_groups = [g for g in groups if g.kind == kind and (g.role or not g.reason)]
         if kind_groups and text:
             silent = kind == "missing" and kind_groups[0].no_stack_reason.endswith(SILENT)
             yield (hints.ADVICE["silent"] if silent else text).format(ranks=_ranks(*kind_groups))
@@ -394,13 +389,10 @@ def _several_groups_advice(stacks: Stacks) -> Iterator[str]:
         yield from _all_victims_advice(victims)
     elif not suspected:
         yield from _no_waiting_advice(groups, total)
-    spinning = next(
-        (group for group in groups if group.verdict == "spinning" and not is_waiting(group)), None
-    )
+    spinning = [group for group in groups if group.verdict == "spinning" and not is_waiting(group)]
     if spinning and any(group.verdict == "blocked" for group in groups):
-        yield (
-            f"{_ranks(spinning)}: uses CPU time where it stands while others wait: a loop, or slow"
-        )
+        text = "uses CPU time where it stands while others wait: a loop, or slow"
+        yield f"{_ranks(spinning[0])}: {text}"
 
 
 def _all_victims_advice(groups: Sequence[Group]) -> Iterator[str]:
@@ -441,26 +433,21 @@ def _other_processes_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
             for other in stacks.other_jobs
         ]
         owner = f" of {stacks.user}" if users and stacks.user else ""
-        options = [*(["--job ID"] if jobs else []), *(["--user NAME"] if users else [])]
-        yield (
-            f"shown is job {stacks.job or '(none)'}{owner}; there are also {_few(texts)}: choose "
-            f"with {' or '.join(options) or '--pid'}"
-        )
+        options = ["--job ID"] * bool(jobs) + ["--user NAME"] * bool(users)
+        text = f"shown is job {stacks.job or '(none)'}{owner}; there are also {_few(texts)}"
+        yield f"{text}: choose with {' or '.join(options) or '--pid'}"
     strangers = [other for other in stacks.other_jobs if other.stranger]
     if strangers and disputed:
-        users = {stacks.user, *(stranger.user for stranger in strangers)}
-        yield (
-            f"the owner of job {stacks.job} is unknown: {_few(sorted(users))} claim it: choose "
-            "with --user NAME"
-        )
+        names = _few(sorted({stacks.user, *(stranger.user for stranger in strangers)}))
+        text = f"the owner of job {stacks.job} is unknown: {names} claim it"
+        yield f"{text}: choose with --user NAME"
     elif strangers:
         count = sum(stranger.processes for stranger in strangers)
         nodes = {node for stranger in strangers for node in stranger.nodes}
-        yield (
-            f"{count} {say('{process claims|processes claim}', count)} to be of job {stacks.job} "
-            f"and {say('{is|are}', count)} not: of {_few(sorted({s.user for s in strangers}))} on "
-            f"{fold(nodes)}"
-        )
+        names = _few(sorted({stranger.user for stranger in strangers}))
+        text = "{count} {process claims|processes claim} to be of job {job} and {is|are} not"
+        text = say(text, count, count=str(count), job=stacks.job)
+        yield f"{text}: of {names} on {fold(nodes)}"
     silent = {node for group in stacks.groups if group.kind == "no-data" for node in group.nodes}
     failed_nodes = {gap.node: gap.reason for gap in stacks.gaps if gap.node not in silent}
     if failed_nodes:
@@ -485,11 +472,8 @@ def with_advice(
     disputed:    several users claim the job, and neither Slurm nor a cgroup names its owner
     """
     groups = [group for group in stacks.groups if group.kind == "stack"]
-    lines = [
-        *_kind_advice(stacks.groups),
-        *_world_size_advice(world_sizes, stacks),
-        *_repeated_ranks_advice(stacks.processes),
-    ]
+    lines = [*_kind_advice(stacks.groups), *_world_size_advice(world_sizes, stacks)]
+    lines += _repeated_ranks_advice(stacks.processes)
     if stacks.paces:
         # The verdict says it all: where ranks stood at the end proves nothing.
         pass
@@ -503,8 +487,6 @@ def with_advice(
     lines += _other_processes_advice(stacks, disputed)
     if not stacks.processes and instead:
         node = min(instead, key=natural)
-        lines.append(
-            f"no process has a rank; {node} runs {_few(list(instead[node]))}: name one with "
-            "--pid, or many with --match"
-        )
+        text = f"no process has a rank; {node} runs {_few(list(instead[node]))}"
+        lines.append(f"{text}: name one with --pid, or many with --match")
     return dataclasses.replace(stacks, advice=tuple(lines))

@@ -101,14 +101,10 @@ def _with_claims(trace: Trace, job: str) -> Trace:
     """The trace of a node on which Slurm does not run the job. Its processes only claim the job,
     so their stacks and witnesses are removed.
     """
-    bare: dict[str, Any] = dict.fromkeys(
-        ("samples", "below", "ends", "waits_for", "received", "locals", "thread_rows"), ()
-    )
-    note = claim_note(job, True)
-    processes = tuple(
-        replace(process, **bare, native=None, witnesses={}, note=note)
-        for process in trace.processes
-    )
+    names = "samples", "below", "ends", "waits_for", "received", "locals", "thread_rows"
+    bare: dict[str, Any] = dict.fromkeys(names, ())
+    bare |= {"native": None, "witnesses": {}, "note": claim_note(job, True)}
+    processes = tuple(replace(process, **bare) for process in trace.processes)
     return replace(trace, witnesses={}, processes=processes)
 
 
@@ -136,11 +132,10 @@ def capture(
     placement = placement or JobPlacement()
     config = replace(config, owner=placement.user, parts=placement.parts)
     captured = Captured(config, list(nodes), placement=placement)
-    elsewhere = replace(config, is_elsewhere=True)
-    requests = {
-        name: request_for(name, elsewhere if name in placement.other_nodes else config)
-        for name in captured.nodes
-    }
+    configs = dict.fromkeys(captured.nodes, config)
+    other_nodes = placement.other_nodes & configs.keys()
+    configs |= dict.fromkeys(other_nodes, replace(config, is_elsewhere=True))
+    requests = {name: request_for(name, config) for name, config in configs.items()}
     return add_answers(captured, ask, "stacks", requests)
 
 
@@ -192,9 +187,8 @@ _UNPAUSABLE_STATES = frozenset("DTtZX")
 
 def _has_native(group: Group) -> bool:
     """Whether native stacks of a group may show more than its Python calls."""
-    return group.kind == "stack" or group.no_stack_reason.startswith(
-        (ENDED_INTERPRETER, NOT_PYTHON, NO_CALL)
-    )
+    is_in_c = group.no_stack_reason.startswith((ENDED_INTERPRETER, NOT_PYTHON, NO_CALL))
+    return group.kind == "stack" or is_in_c
 
 
 def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[int]]:
@@ -225,25 +219,18 @@ def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
     pids = choose_native(stacks)
     longest = max(map(len, pids.values()), default=0)
     config = replace(captured.config, limit_s=2 * (NATIVE_LIMIT_S + 2) * longest)
-    configs = {
-        name: replace(
-            config,
-            native=tuple(numbers),
-            native_threads=tuple(
-                odd.thread for odd in stacks.odd_threads if odd.node == name and odd.thread
-            ),
-        )
-        for name, numbers in pids.items()
-    }
+    configs = {}
+    for name, numbers in pids.items():
+        odd = tuple(row.thread for row in stacks.odd_threads if row.node == name and row.thread)
+        configs[name] = replace(config, native=tuple(numbers), native_threads=odd)
     second = _second_round(captured, ask, "native", configs)
     problems = []
     for trace in second.traces():
         name = trace.node
         first = captured.first_trace(name)
         captured.corrected[name], missing = merged(first, trace, pids[name])
-        problems += [
-            f"{name}: no native stack of process {pid}: {reason}" for pid, reason in missing
-        ]
+        text = f"{name}: no native stack of process"
+        problems += [f"{text} {pid}: {reason}" for pid, reason in missing]
     problems += [f"{name}: no native stacks: {gap.reason}" for name, gap in second.gaps.items()]
     return problems
 
@@ -253,10 +240,8 @@ def _second_round(
 ) -> Captured:
     nonce = new_nonce()
     second = Captured(replace(captured.config, nonce=nonce), list(configs))
-    requests = {
-        name: request_for(name, replace(config, nonce=nonce)) for name, config in configs.items()
-    }
-    add_answers(second, ask, activity, requests)
+    rows = ((name, replace(config, nonce=nonce)) for name, config in configs.items())
+    add_answers(second, ask, activity, {name: request_for(name, config) for name, config in rows})
     captured.complete = second.complete
     return second
 
@@ -286,12 +271,9 @@ def merged(
         stacks.append(tuple(path))
     calls = {wait.number: wait.native for wait in native.thread_waits}
     waits = (replace(wait, native=calls.get(wait.number, ())) for wait in trace.thread_waits)
-    processes = tuple(
-        replace(process, native=index_of.get(process.pid, process.native))
-        for process in trace.processes
-    )
+    processes = (replace(p, native=index_of.get(p.pid, p.native)) for p in trace.processes)
     complete = replace(
-        trace, frames=tuple(frames), stacks=tuple(stacks), processes=processes,
+        trace, frames=tuple(frames), stacks=tuple(stacks), processes=tuple(processes),
         thread_waits=tuple(waits),
     )  # fmt: skip
     return complete, missing
@@ -317,12 +299,11 @@ def count_system_calls(
     """
     suspects = stacks.verdict.suspects if stacks.verdict else ()
     ranks = {rank for suspect in suspects for rank in suspect.ranks}
-    chosen = [
-        row
-        for row in stacks.processes
-        if captured.config.pids
-        or (row.rank in ranks if ranks else stacks.groups[row.group].verdict == "spinning")
-    ]
+    chosen = list(stacks.processes)
+    if ranks and not captured.config.pids:
+        chosen = [row for row in chosen if row.rank in ranks]
+    elif not captured.config.pids:
+        chosen = [row for row in chosen if stacks.groups[row.group].verdict == "spinning"]
     if not chosen:
         yield "--syscalls: the verdict names no rank, and none spins; choose one with --pid"
     elif len(chosen) > MAX_COUNTED:
@@ -331,10 +312,9 @@ def count_system_calls(
     for row in chosen[:MAX_COUNTED]:
         pids_of.setdefault(row.node, []).append(row.pid)
     each_s = ceil(seconds + 2 * system_calls.MARGIN_S)
+    config = replace(captured.config, syscalls_s=seconds)
     configs = {
-        name: replace(
-            captured.config, pids=tuple(pids), syscalls_s=seconds, limit_s=each_s * (len(pids) + 1)
-        )
+        name: replace(config, pids=tuple(pids), limit_s=each_s * (len(pids) + 1))
         for name, pids in pids_of.items()
     }
     second = _second_round(captured, ask, "system calls", configs)
@@ -350,9 +330,8 @@ def count_system_calls(
                 reason = note.rpartition(program.NO_SYSTEM_CALLS)[2]
                 yield f"{name}: no system calls of process {pid}: {reason}"
         for process in by_pid.values():
-            process.system_calls = tuple(
-                _with_rank(call, name, links, rank_of) for call in process.system_calls
-            )
+            calls = (_with_rank(call, name, links, rank_of) for call in process.system_calls)
+            process.system_calls = tuple(calls)
         first = captured.first_trace(name)
         for process in first.processes:
             if counted_process := by_pid.get(process.pid):

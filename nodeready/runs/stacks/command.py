@@ -73,12 +73,9 @@ def check(inventory: str | None, options: StacksOptions, tell: Tell) -> Debuggab
         started = utc_now()
         captured = _capture(nodes, replace(config, check=True, samples=1), tell)
         document = debuggable.judge(
-            captured.traces(),
-            captured.gaps,
-            started=started,
-            finished=utc_now(),
+            captured.traces(), captured.gaps, started=started, finished=utc_now(),
             complete=captured.complete,
-        )
+        )  # fmt: skip
         keep_gaps(nodes, tell, document.gaps, complete=captured.complete)
         if not document.findings and not document.gaps:
             _explain_missing_ranks(nodes, captured, tell)

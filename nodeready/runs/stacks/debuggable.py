@@ -270,12 +270,6 @@ def judge(
         )
         for (item, judged), processes in places_of.items()
     ]
-    findings.sort(
-        key=lambda finding: (
-            ITEMS.index(finding.item),
-            RESULTS.index(finding.result),
-            finding.ranks[:1],
-        )
-    )
+    findings.sort(key=lambda f: (ITEMS.index(f.item), RESULTS.index(f.result), f.ranks[:1]))
     job = next(iter(jobs), "") if len(jobs) == 1 else ""
     return Debuggable(started, finished, job, tuple(findings), node_gaps(gaps), complete)

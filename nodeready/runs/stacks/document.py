@@ -93,11 +93,8 @@ class Group:
     """Ranks that stand at the same place, or have no stack for the same reason."""
 
     JSON_KEYS: ClassVar = {
-        "no_stack_reason": "why",
-        "children": "below",
-        "activity": "about",
-        "wakeups": "woke",
-    }
+        "no_stack_reason": "why", "children": "below", "activity": "about", "wakeups": "woke",
+    }  # fmt: skip
 
     # missing: WORLD_SIZE counts them and no node has them; dead: ended during the capture;
     # frozen: its cgroup is frozen; uninterruptible: state D; no-data: no stack, or a node without
@@ -165,8 +162,7 @@ class OtherJob(NamedTuple):
     job: str
     user: str  # owner of its processes; "": not known
     processes: Annotated[int, {"minimum": 1}]
-    # it claims the shown job's name, but belongs to another user, or Slurm runs the shown job on
-    # other nodes
+    # it claims the shown job's name, but is another user's, or Slurm runs the job on other nodes
     stranger: bool
     nodes: tuple[str, ...] = ()  # the nodes of its processes
 

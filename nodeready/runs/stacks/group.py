@@ -11,13 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodeready.agent.stacks.ranks import (
-    CLAIMS,
-    ELSEWHERE,
-    NO_RAY_JOB,
-    RAY_WORKER,
-    claimed_job,
-)
+from nodeready.agent.stacks.ranks import CLAIMS, ELSEWHERE, NO_RAY_JOB, RAY_WORKER, claimed_job
 from nodeready.agent.stacks.system_calls import MAX_CALLS
 from nodeready.core.outcome import INCOMPLETE, Gap, node_gaps
 from nodeready.core.text import sanitise
@@ -77,6 +71,10 @@ _MAX_TEXTS, _MAX_ROWS = 64, 64
 _MAX_VALUES, OTHER_VALUES = 8, "other values"
 #: Maximum characters of a command line in a reason.
 _MAX_COMMAND = 60
+#: Fields of a bucket that are sets.
+_SETS = (
+    "stacks", "natives", "thread_stacks", "awaited_threads", "holders", "commands", "numbers",
+)  # fmt: skip
 
 
 @dataclass
@@ -127,6 +125,7 @@ class Bucket:
 
     def add(self, process: TracedProcess, node: str, classification: Classification) -> None:
         stack, wakeups = classification.stack, classification.wakeups
+        self.stacks.add(stack)
         if stack is not None:
             self.by_node.setdefault(node, set()).add(stack)
         if wakeups is not None:
@@ -181,20 +180,13 @@ class Bucket:
         """Count the descendants of one rank; equal ones of all ranks are one row."""
         for child in rows:
             stack = None if child.main is None else numbers[child.main]
-            words = {
-                name: _NUMBERS.sub("N", getattr(child, name))
-                for name in ("command", "waits_on", "error")
-            }
+            names = "command", "waits_on", "error"
+            words = {name: _NUMBERS.sub("N", getattr(child, name)) for name in names}
             if stack is not None:
                 # Rows differ by the awaited object; their place is the same.
                 words["waits_on"] = ""
-            key = (
-                child.kind,
-                child.state[:1],
-                child.wait_channel,
-                *words.values(),
-                None if stack is None else table.path_of[stack],
-            )
+            path = None if stack is None else table.path_of[stack]
+            key = child.kind, child.state[:1], child.wait_channel, *words.values(), path
             row = self.children.get(key)
             if row is None:
                 if len(self.children) >= _MAX_ROWS:
@@ -210,7 +202,8 @@ class Bucket:
     def take(self, other: Bucket) -> None:
         """Take over the processes of another group."""
         self.processes += other.processes
-        self.stacks |= other.stacks
+        for name in _SETS:
+            getattr(self, name).update(getattr(other, name))
         for node, stacks in other.by_node.items():
             self.by_node.setdefault(node, set()).update(stacks)
         self.native = other.native if self.native is None else self.native
@@ -228,15 +221,9 @@ class Bucket:
         for name, values in other.locals.items():
             for value, ranks in values.items():
                 self._add_local(name, value, ranks)
-        self.natives |= other.natives
-        self.thread_stacks |= other.thread_stacks
-        self.awaited_threads |= other.awaited_threads
-        self.holders |= other.holders
         self.work = self.work or other.work
-        self.commands |= other.commands
         self.ends.update(other.ends)
         self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
-        self.numbers |= other.numbers
         self.is_count_stopped |= other.is_count_stopped
         for call in other.system_calls.values():
             self._add_system_call(call)
@@ -342,11 +329,8 @@ class TraceCollector:
             job.threads.read((rank, node, process.pid), process.thread_rows, trace.thread_waits)
             classification = classify(process, numbers, self.stacks, interval)
             threads = self._threads(process, numbers) if self.all_threads else []
-            ends = (
-                links.ends(process, classification.thread)
-                if classification.kind == "stack"
-                else None
-            )
+            is_stack = classification.kind == "stack"
+            ends = links.ends(process, classification.thread) if is_stack else None
             if process.ends:
                 self.links.read(node, process)
             native = None if process.native is None else numbers[process.native]
@@ -356,7 +340,6 @@ class TraceCollector:
             if bucket is None:
                 kind = classification.kind, classification.verdict, classification.reason
                 bucket = job.buckets[key] = Bucket(*kind, threads)
-            bucket.stacks.add(classification.stack)
             bucket.add(process, node, classification)
             if ends:
                 bucket.ends[node, process.pid] = ends
@@ -403,9 +386,8 @@ class TraceCollector:
             path = self.stacks.path_of[classification.stack]
             reading = self.stacks.reading(classification.stack)
             # A computing loop may be at any line; a waiting rank stands at one.
-            waits = classification.verdict in ("blocked", "unsure", None) or (
-                reading.for_ranks and classification.verdict == "spinning"
-            )
+            waits = classification.verdict in ("blocked", "unsure", None)
+            waits |= reading.for_ranks and classification.verdict == "spinning"
             if classification.kind == "stack" and waits:
                 site = reading.site
         other_stacks = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
@@ -445,11 +427,8 @@ class TraceCollector:
         if job.is_claim:
             return None
         if job.ray and job.name == NO_RAY_JOB:
-            ray_jobs = [
-                other
-                for other in self.jobs.values()
-                if other.ray and other.user == job.user and not other.is_claim and other is not job
-            ]
+            ray_jobs = [other for other in self.jobs.values() if other.ray and not other.is_claim]
+            ray_jobs = [row for row in ray_jobs if row.user == job.user and row is not job]
             return ray_jobs[0] if len(ray_jobs) == 1 else None
         home = slurm_jobs.get(job.name)
         return home if home and job.user in home.users else None
@@ -459,11 +438,8 @@ class TraceCollector:
     ) -> set[int]:
         """The stacks of further threads that wait for ranks, beside the classified thread."""
         rows = process.samples[-1].threads if process.samples else ()
-        return {
-            numbers[at]
-            for name, at in rows
-            if name not in (MAIN, thread) and self.stacks.reading(numbers[at]).for_ranks
-        }
+        stacks = {numbers[at] for name, at in rows if name not in (MAIN, thread)}
+        return {stack for stack in stacks if self.stacks.reading(stack).for_ranks}
 
     def _threads(self, process: TracedProcess, numbers: Sequence[int]) -> list[tuple[str, int]]:
         """The further threads at the last sample with a stack."""
@@ -567,6 +543,8 @@ def _awaited(pairs: Sequence[tuple[Group, Bucket | None]]) -> set[int] | None:
 
 
 def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Group:
+    reasons = [_place_text(bucket), _switches_text(bucket), _native_coverage(bucket)]
+    reasons += [_COUNT_STOPPED] if bucket.is_count_stopped else []
     frames = _frames(bucket, table)
     native = () if bucket.native is None else table.frames([bucket.native])
     hint = _hint(bucket, frames, native)
@@ -587,17 +565,7 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         len(bucket.processes),
         native,
         tuple(StackThread(name, table.frames([stack])) for name, stack in bucket.threads),
-        reason="; ".join(
-            filter(
-                None,
-                (
-                    _place_text(bucket),
-                    _switches_text(bucket),
-                    _native_coverage(bucket),
-                    _COUNT_STOPPED if bucket.is_count_stopped else "",
-                ),
-            )
-        ),
+        reason="; ".join(filter(None, reasons)),
         user_frame=hints.user_frame(frames),
         states=_states(bucket),
         waits_on=_waits_on(bucket),
@@ -677,10 +645,8 @@ def _locals(bucket: Bucket) -> tuple[str, ...]:
     """The variables, as in ``i = 7``; where they differ, ``i = 4 (ranks 1-2), 7 (rank 3)``."""
     texts = []
     for name, values in bucket.locals.items():
-        rows = [
-            (value == OTHER_VALUES, sorted({rank for rank in ranks if rank is not None}), value)
-            for value, ranks in values.items()
-        ]
+        known = [(v, {rank for rank in ranks if rank is not None}) for v, ranks in values.items()]
+        rows = [(value == OTHER_VALUES, sorted(ranks), value) for value, ranks in known]
         is_equal = len(rows) == 1 and len(next(iter(values.values()))) == len(bucket.processes)
         parts = [
             value if is_equal or not ranks else f"{value} ({advise.few_ranks(ranks)})"
@@ -692,20 +658,13 @@ def _locals(bucket: Bucket) -> tuple[str, ...]:
 
 def _states(bucket: Bucket) -> tuple[str, ...]:
     """State and wait channel with their count, as in ``S futex_wait_queue (7)``."""
-    rows = [
-        (f"{state} {channel}".strip(), count)
-        for (state, channel), count in bucket.states.most_common()
-        if state
-    ]
+    rows = [(" ".join(filter(None, key)), n) for key, n in bucket.states.most_common() if key[0]]
     return _counted(rows, len(bucket.processes))
 
 
 def _waits_on(bucket: Bucket) -> tuple[str, ...]:
-    rows = [
-        (first if count == 1 else text, count)
-        for text, (count, first) in bucket.waits_on.items()
-        if text
-    ]
+    waits = ((text, *row) for text, row in bucket.waits_on.items() if text)
+    rows = [(first if count == 1 else text, count) for text, count, first in waits]
     return _counted(sorted(rows, key=lambda row: -row[1]), len(bucket.processes))
 
 
@@ -716,10 +675,8 @@ _MAX_SHOWN = 8
 def _counted(rows: Sequence[tuple[str, int]], total: int) -> tuple[str, ...]:
     """Each text with its count, where there are several processes."""
     texts = [f"{text} ({count})" if total > 1 else text for text, count in rows]
-    return (
-        *texts[:_MAX_SHOWN],
-        *([f"{len(texts) - _MAX_SHOWN} more"] if texts[_MAX_SHOWN:] else []),
-    )
+    further = [f"{len(texts) - _MAX_SHOWN} more"] if texts[_MAX_SHOWN:] else []
+    return (*texts[:_MAX_SHOWN], *further)
 
 
 def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]:
@@ -733,17 +690,12 @@ def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]
         if row.count == 1:
             words = {"command": row.child.command, "error": row.child.error}
         frames = table.frames(sorted(row.stacks)) if row.stacks else ()
-        hint = None
-        if row.child.state[:1] == "D":
-            hint = hints.in_kernel(row.child.wait_channel)
-        hint = hint or hints.find(
-            frames, channel=row.child.wait_channel, waits_on=row.child.waits_on
-        )
+        channel = row.child.wait_channel
+        hint = hints.in_kernel(channel) if row.child.state[:1] == "D" else None
+        hint = hint or hints.find(frames, channel=channel, waits_on=row.child.waits_on)
         child = ChildProcess(
             row.child.kind, words["command"], row.count, tuple(sorted(row.ranks)),
-            row.child.state,
-            row.child.wait_channel, waits_on, frames, words["error"],
-            hint.text if hint else "",
+            row.child.state, channel, waits_on, frames, words["error"], hint.text if hint else "",
         )  # fmt: skip
         waits = hint is not None and hint.activity == "worker" and not hints.user_frame(frames)
         ordered.append(((waits, row.count, child.ranks[:1]), child))
@@ -859,9 +811,7 @@ def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
     """The few ranks with another WORLD_SIZE than most ranks, and that WORLD_SIZE."""
     if len(job.worlds) < 2:
         return (), ""
-    by_world = {
-        size: {rank for rank in ranks if rank is not None} for size, ranks in job.worlds.items()
-    }
+    by_world = {size: {r for r in ranks if r is not None} for size, ranks in job.worlds.items()}
     usual = max(by_world, key=lambda size: len(by_world[size]))
     few = {size: ranks for size, ranks in by_world.items() if size != usual}
     ranks = set().union(*few.values())
@@ -874,10 +824,9 @@ def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
 def _with_pace(decided: verdict.Decision, paced: Verdict) -> verdict.Decision:
     """The decision on a job that may be slow: where the ranks stood at the end proves nothing."""
     slow_ranks = {rank for suspect in paced.suspects for rank in suspect.ranks}
+    role = {True: "suspect", False: None}
     groups = tuple(
-        dataclasses.replace(
-            group, role="suspect" if slow_ranks.intersection(group.ranks) else None, reason=""
-        )
+        dataclasses.replace(group, role=role[not slow_ranks.isdisjoint(group.ranks)], reason="")
         for group in decided.groups
     )
     order = sorted(decided.order, key=lambda at: groups[at].role is None)
@@ -920,9 +869,8 @@ def _grouped(
     job = jobs[0]
     _set_awaited_ranks(job, reader)
     buckets = _merged(job.buckets)
-    pairs: list[tuple[Group, Bucket | None]] = [
-        (_group(bucket, reader.stacks, order), bucket) for bucket in buckets
-    ]
+    pairs: list[tuple[Group, Bucket | None]]
+    pairs = [(_group(bucket, reader.stacks, order), bucket) for bucket in buckets]
     silent = {node: gap for node, gap in all_gaps.items() if node not in reader.answered}
     # The WORLD_SIZE of all ranks that have one; None: none, or different ones.
     world = next(iter(job.worlds)) if len(job.worlds) == 1 else None
@@ -945,10 +893,8 @@ def _grouped(
     forks = _forks([member for member, _ in pairs])
     everything = job.count + len(silent) + len(lost.ranks if lost else ())
     judged = advise.with_roles([member for member, _ in pairs], everything, _awaited(pairs))
-    pairs = [
-        (dataclasses.replace(judged_group, fork=fork), bucket)
-        for judged_group, (_, bucket), fork in zip(judged, pairs, forks, strict=True)
-    ]
+    forked = [dataclasses.replace(g, fork=fork) for g, fork in zip(judged, forks, strict=True)]
+    pairs = [(member, bucket) for member, (_, bucket) in zip(forked, pairs, strict=True)]
     pairs.sort(key=lambda pair: _suspicion(pair[0], everything))
     report = _read_witnesses(reader.evidence, buckets, job.count)
     places = (process for bucket in buckets for process in bucket.processes)
@@ -964,12 +910,8 @@ def _grouped(
         paces = reader.paces.paces(buckets, reader.links)
         decided = _with_pace(decided, slow.judge(paces, reader.paces.nodes, report))
     pairs = [(decided.groups[at], pairs[at][1]) for at in decided.order]
-    ranks = [
-        process._replace(group=at)
-        for at, (_, bucket) in enumerate(pairs)
-        if bucket
-        for process in bucket.processes
-    ]
+    placed = ((at, bucket.processes) for at, (_, bucket) in enumerate(pairs) if bucket)
+    ranks = [process._replace(group=at) for at, members in placed for process in members]
     ranks.sort(key=lambda rank: (rank.rank is None, rank.rank or 0, order[rank.node], rank.pid))
     times = [text for text in reader.started if text]
     stacks = Stacks(

@@ -28,6 +28,8 @@ _HINTS = {name: Hint(name.partition(" ")[0], text) for name, text in _TABLES["hi
 _GIL, _DATA, _RANK, _IDLE_WORKER = (_HINTS[name] for name in ("gil", "data", "rank", "worker"))
 _NETWORK, _LOCK, _CHILD, _LOOP = (_HINTS[name] for name in ("network", "lock", "child", "asyncio"))
 _CLIENT = _HINTS["idle client"]
+#: A vague wait -> the waits that say more, in calls further out.
+_AWAITED_BY = {_NETWORK: (_LOOP, _CHILD, _CLIENT), _LOCK: (_CHILD, _NETWORK)}
 #: A wait in C, which may be for other ranks.
 NATIVE = _HINTS["native"]
 #: Activities of ranks that wait for other ranks.
@@ -61,13 +63,8 @@ def _kinds(table: str) -> dict[tuple[str, str], str]:
 
 
 def _patterns(table: str) -> tuple[tuple[re.Pattern[str], Hint], ...]:
-    return tuple(
-        (
-            re.compile(re.sub(r"(^|\n)\s+", "", pattern)),
-            Hint(*hint) if hint[1:] else _HINTS[hint[0]],
-        )
-        for pattern, *hint in _TABLES[table]
-    )
+    rows = ((re.sub(r"(^|\n)\s+", "", pattern), hint) for pattern, *hint in _TABLES[table])
+    return tuple((re.compile(p), Hint(*h) if h[1:] else _HINTS[h[0]]) for p, h in rows)
 
 
 _FUNCTION_HINTS, _COMMON_FUNCTION_HINTS = _functions("functions"), _functions("common")
@@ -279,9 +276,8 @@ def serves(frames: Sequence[Frame]) -> bool:
         return leaf.function == "_pin_memory_loop" or leaf.file.startswith("multiprocessing/")
     if any(_find(frame, _HANDLERS) for frame in frames[:5]) or _find(leaf, _IDLE_WORKERS):
         return True
-    return any(map(_SERVERS.search, words[:-1] if len(frames) > 4 else words)) or bool(
-        _SERVERS.search(f"{leaf.file} {leaf.function}")
-    )
+    words = [*(words[:-1] if len(frames) > 4 else words), f"{leaf.file} {leaf.function}"]
+    return any(map(_SERVERS.search, words))
 
 
 # --- Wait channels of the kernel, and the system call in /proc.
@@ -386,9 +382,7 @@ def _in_python(frames: Sequence[Frame]) -> _PythonStack:
             known_frames += 1
             if common is None and place is not None and place.text and not unknown:
                 common = place
-            elif (common is _NETWORK and place in (_LOOP, _CHILD, _CLIENT)) or (
-                common is _LOCK and place in (_CHILD, _NETWORK)
-            ):
+            elif common and place in _AWAITED_BY.get(common, ()):
                 # It waits in select(), or at a lock, for another thread or process.
                 common = place
     return _PythonStack(None, common)
@@ -417,11 +411,8 @@ def of_thread(
     ):  # fmt: skip
         return main_hint
     if lock:
-        text = (
-            "waits for Python's global lock, which this thread keeps: a call of C that does not "
-            "give it back, or a loop"
-        )
-        return Hint("gil", text)
+        text = "waits for Python's global lock, which this thread keeps"
+        return Hint("gil", f"{text}: a call of C that does not give it back, or a loop")
     if main_hint and main_hint.activity == "exit":
         text = "is at the end of its program, and Python waits for this thread, which is no daemon"
         return Hint(hint.activity if hint else "exit", f"{text}: it {hint.text}" if hint else text)
@@ -460,7 +451,5 @@ def find(
         hint = _sleeping_hint(channel, waits_on, master)
     if python_stack.caller:
         activity, words = python_stack.caller
-        return Hint(
-            hint.activity if hint else activity, f"{words}: it {hint.text}" if hint else words
-        )
+        return Hint(hint.activity, f"{words}: it {hint.text}") if hint else Hint(activity, words)
     return hint

@@ -46,10 +46,7 @@ class ThreadTable:
     sets: dict[tuple[tuple[int, int], ...], frozenset[Wait]] = field(default_factory=dict)
 
     def read(
-        self,
-        owner: Owner,
-        rows: tuple[tuple[int, int], ...],
-        thread_waits: Sequence[ThreadWait],
+        self, owner: Owner, rows: tuple[tuple[int, int], ...], thread_waits: Sequence[ThreadWait]
     ) -> None:
         """Count a rank's threads. rows, thread_waits: see `trace.TracedProcess`"""
         if not rows or max(len(self.owners), len(self.first)) > _MAX_SETS:
@@ -137,10 +134,8 @@ def _differences(
         if wait[1] and count == total - 1 and wait not in waits and wait[0] not in moving
         if wait[0] in comparable or wait[0] not in names or not _rests(wait)
     }
-    return {
-        name: (odd_waits.get(name), usual_waits.get(name))
-        for name in sorted({*odd_waits, *usual_waits})
-    }
+    rows = sorted({*odd_waits, *usual_waits})
+    return {name: (odd_waits.get(name), usual_waits.get(name)) for name in rows}
 
 
 def _rests(wait: Wait) -> bool:

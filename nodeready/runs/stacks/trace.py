@@ -152,16 +152,15 @@ def _decoded(data: Any) -> Trace:
     for number, stack in enumerate(trace.stacks):
         _check_indexes(stack, len(trace.frames), f"stacks[{number}]")
     trace.processes = tuple(_process(row, f"processes[{at}]") for at, row in enumerate(rows))
-    used = []
+    used: list[int | None] = []
     for process in trace.processes:
         used += [process.native, *(child.main for child in process.below)]
         for sample in process.samples:
             used += [sample.main, *(stack for _, stack in sample.threads)]
     rows = [row for process in trace.processes for row in process.thread_rows]
     _check_indexes([at for at, _ in rows], len(trace.thread_waits), "a row of threads")
-    _check_indexes(
-        [index for index in used if index is not None], len(trace.stacks), "a sample's stack"
-    )
+    stacks = [index for index in used if index is not None]
+    _check_indexes(stacks, len(trace.stacks), "a sample's stack")
     return trace
 
 
@@ -213,11 +212,7 @@ def load(directory: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
     TraceError when the directory cannot be read or holds no trace.
     """
     try:
-        paths = [
-            path
-            for path in directory.iterdir()
-            if path.name.startswith("trace-") and path.name.endswith(".json")
-        ]
+        paths = [path for path in directory.iterdir() if path.match("trace-*.json")]
     except OSError as problem:
         raise TraceError(f"{directory}: {problem.strerror}") from None
     if not paths:
@@ -363,22 +358,14 @@ def _dumped_process(node: _DumpedNode, pid: int, command: str, lines: list[str])
     threads = [thread for thread in _threads(lines) if thread.frames]
     main = _main(threads, pid)
     error = "" if main else _error(lines) or "py-spy printed no stack of it"
-    other_threads = tuple(
-        (thread.name, node.stack(thread.python_frames()))
-        for thread in threads
-        if thread is not main
-    )
-    holder = next((thread for thread in threads if "gil" in thread.state), None)
-    sample = StackSample(
-        node.stack(main.python_frames()) if main else None,
-        other_threads,
-        holder.name if holder else "",
-        error,
-    )
+    further = [thread for thread in threads if thread is not main]
+    other_threads = tuple((row.name, node.stack(row.python_frames())) for row in further)
+    holder = next((thread.name for thread in threads if "gil" in thread.state), "")
+    stack = node.stack(main.python_frames()) if main else None
+    sample = StackSample(stack, other_threads, holder, error)
     identity = None, None, None, "", "", "", command[:_MAX_COMMAND]
-    native = (
-        node.stack(main.named_frames()) if main and any(map(_is_native, main.frames)) else None
-    )
+    has_native = main and any(map(_is_native, main.frames))
+    native = node.stack(main.named_frames()) if main and has_native else None
     return TracedProcess(
         pid, 0, len(threads), *identity, "", "", (), 0.0, (), (sample,), native, ""
     )
@@ -523,9 +510,8 @@ def read_directory(path: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
         return _without_gaps(traces, gaps), gaps
     texts = sorted(entry for entry in entries if entry.suffix in _TEXTS and entry.is_file())
     if not texts:
-        raise TraceError(
-            f"{path}: there is no trace-NODE.json of -o and no text of py-spy dump (*.txt, *.out)"
-        )
+        missing = "no trace-NODE.json of -o and no text of py-spy dump (*.txt, *.out)"
+        raise TraceError(f"{path}: there is {missing}")
     gaps = {}
     return _from_texts(texts, gaps, is_single=False), gaps
 

@@ -75,19 +75,11 @@ class FoldedError(NamedTuple):
 
 #: The facts that are compared, the gravest first, in words.
 FACTS: Mapping[str, str] = {
-    "network": "network",
-    "provider": "libfabric's provider",
-    "gdr": "GPUDirect RDMA",
-    "gid": "GID index",
-    "state": "communicator",
-    "completed": "last collective",
-    "version": "version",
-    "hcas": "HCAs:",
-    "interface": "interface",
-    "channels": "channels:",
-    "tuner": "tuner",
-    "profiler": "profiler",
-}
+    "network": "network", "provider": "libfabric's provider", "gdr": "GPUDirect RDMA",
+    "gid": "GID index", "state": "communicator", "completed": "last collective",
+    "version": "version", "hcas": "HCAs:", "interface": "interface", "channels": "channels:",
+    "tuner": "tuner", "profiler": "profiler",
+}  # fmt: skip
 _STATES = {"init": "not complete", "ready": "complete", "aborted": "aborted"}
 
 
@@ -118,11 +110,9 @@ def differences(ranks: Iterable[PlacedRank]) -> tuple[NcclDifference, ...]:
         usual = max(members, key=lambda value: len(members[value]), default="")
         if len(members) < 2 or 2 * len(members[usual]) <= total:
             continue
-        rows += [
-            NcclDifference(fact, value, usual, _numbers(group), _nodes(group))
-            for value, group in members.items()
-            if value != usual
-        ]
+        for value, group in members.items():
+            if value != usual:
+                rows.append(NcclDifference(fact, value, usual, _numbers(group), _nodes(group)))
     return tuple(rows)
 
 
@@ -143,9 +133,8 @@ def fold_errors(ranks: Iterable[PlacedRank]) -> tuple[FoldedError, ...]:
         )
         for key, group in members.items()
     ]  # fmt: skip
-    return tuple(
-        sorted(errors, key=lambda error: (ROLES.index(error.meaning.role), len(error.ranks)))
-    )
+    errors.sort(key=lambda error: (ROLES.index(error.meaning.role), len(error.ranks)))
+    return tuple(errors)
 
 
 #: A call of a collective, as in `NcclRank.calls`.
@@ -274,11 +263,8 @@ class WitnessReader(CollectiveReader):
                 self.absent["gpu"][absent].append(node)
             for device in devices:
                 head = heads[device.head]
-                ranks = [
-                    rank
-                    for pid in device.pids
-                    if (rank := self.rank_of.get((node, pid))) is not None
-                ]
+                owners = (self.rank_of.get((node, pid)) for pid in device.pids)
+                ranks = [rank for rank in owners if rank is not None]
                 for xid in head.xids:
                     self._xid("gpu", xid, node, ranks)
                 # A GPU on which only other processes compute belongs to another job.
@@ -365,10 +351,9 @@ class WitnessReader(CollectiveReader):
             self.report.bytes_per_s = total
 
     def _port_differences(
-        self,
-        states: Mapping[str, dict[str, list[str]]],
+        self, states: Mapping[str, dict[str, list[str]]],
         rates: Mapping[str, Mapping[float, list[str]]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Note ports that are down or slower on few nodes: name -> state, or Gb/s -> the nodes."""
         for name, by_state in states.items():
             up = len(by_state.pop("up", []))
@@ -420,10 +405,8 @@ class WitnessReader(CollectiveReader):
                 self.absent["environment"][absent].append(place)
         findings = judge_environments(self.evidence, self.places)
         for finding in findings:
-            text = f"{finding.text}; {finding.advice}"
-            self.add_statement(
-                "environment", text, finding.ranks, finding.nodes, weight=finding.weight
-            )
+            text, who = f"{finding.text}; {finding.advice}", (finding.ranks, finding.nodes)
+            self.add_statement("environment", text, *who, weight=finding.weight)
         self.report.environment = tuple(finding for finding in findings if finding.weight > 1)
 
 
@@ -438,8 +421,7 @@ GPU_COMPUTES = "its GPU computes"
 _CONSEQUENCE = re.compile(
     r"(?i)connection (?:closed|reset|refused|was)|broken pipe|reset by peer"
     r"|remote (?:process|peer)|abort|SIGTERM|Signal(?:s\.SIGTERM)? 15|ChildFailedError"
-    r"|timed? ?out|failed on Socket"
-    r"|NCCL error|ncclRemoteError|EOFError|end of file"
+    r"|timed? ?out|failed on Socket|NCCL error|ncclRemoteError|EOFError|end of file"
 )
 #: The differences between ranks that are a sign.
 _NCCL_SIGNS = ("network", "gdr", "state", "completed", "version")
