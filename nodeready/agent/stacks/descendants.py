@@ -616,7 +616,7 @@ def _readable(process: ScannedProcess) -> bool:
 def _ends_here(pid: int) -> bool:
     """Whether both ends of each connection of a process have one address."""
     pairs = [pair for pair in waits.sockets(pid, {}) if pair[1]]
-    return all(own.rpartition(":")[0] == peer.rpartition(":")[0] for own, peer in pairs)
+    return all(end.rpartition(":")[0] == peer.rpartition(":")[0] for end, peer in pairs)
 
 
 def _rank(

@@ -20,11 +20,9 @@ from nodeready.agent.stacks import waits
 from nodeready.agent.stacks.descendants import StackTarget
 from nodeready.agent.stacks.processes import HANGS, contents, probe_each
 
-#: What of a rank waits: its main thread (named as in `threading`), the whole process, or its
-#: descendants.
+#: What of a rank waits: its main thread (as in `threading`), all of it, or its descendants.
 MAIN, WHOLE_PROCESS, DESCENDANTS = "MainThread", "(whole)", "(below)"
-#: Maximum of a process's rows, and of its connections that are reported: a process with more is
-#: part of a full mesh.
+#: Maximum rows and connections of a process: one with more is part of a full mesh.
 _MAX_ROWS, _MAX_ENDS = 64, 64
 _NEW_NET = 0x40000000  # CLONE_NEWNET of linux/sched.h
 #: How often a thread of the store is looked for, and the seconds between.
@@ -50,16 +48,10 @@ class _ProcessEnds:
 
 
 def _probe(
-    pid: int,
-    *,
-    threads: Container[int],
-    port: str,
-    shared: frozenset[str],
-    unix_peers: Mapping[str, str],
-    awaited: Collection[tuple[str, str]],
-    ages: Mapping[tuple[str, str], float],
-    late_s: float,
-) -> dict[str, Any]:
+    pid: int, *, threads: Container[int], port: str, shared: frozenset[str],
+    unix_peers: Mapping[str, str], awaited: Collection[tuple[str, str]],
+    ages: Mapping[tuple[str, str], float], late_s: float,
+) -> dict[str, Any]:  # fmt: skip
     """The fields of `_ProcessEnds`.
     threads: that Python knows; port: of the job's store; "": not known
     shared:  files of shared memory; awaited: the connections for which its threads wait
@@ -103,10 +95,8 @@ def _serves_store(pid: int, threads: Container[int], port: str) -> bool:
             row = waits.probe_thread(pid, number)
             objects = waits.WaitCall(*row).objects if row else ()
             name = contents(f"/proc/{pid}/task/{number}/comm")
-            is_listening = any(
-                text.startswith("connections to ") and text.endswith(f":{port}")
-                for text in objects
-            )
+            listeners = [text for text in objects if text.startswith("connections to ")]
+            is_listening = any(text.endswith(f":{port}") for text in listeners)
             if is_listening or name.startswith("pt_tcpstore"):
                 return True
         # It may have been at work for a client.
@@ -157,24 +147,16 @@ def observe(
         with_peers = ((address, peer) for address, peer in call.sockets if peer)
         awaited.setdefault(pid, set()).update(with_peers)
     ages = waits.received_ages() if any(awaited.values()) else {}
-    answers = probe_each(
-        lambda pid: _probe(
-            pid,
-            threads=listed.get(pid, ()),
-            port=_port(target_by_pid[pid]),
-            shared=shared,
-            unix_peers=unix_peers,
-            awaited=awaited.get(pid, ()),
-            ages=ages,
+
+    def probe(pid: int) -> dict[str, Any]:
+        return _probe(
+            pid, threads=listed.get(pid, ()), port=_port(target_by_pid[pid]), shared=shared,
+            unix_peers=unix_peers, awaited=awaited.get(pid, ()), ages=ages,
             late_s=time.monotonic() - began,
-        ),
-        list(target_by_pid),
-        deadline,
-        owner_by_pid,
-    )
-    process_ends = {
-        pid: _ProcessEnds(**row) for pid, row in answers.items() if row and row is not HANGS
-    }
+        )  # fmt: skip
+
+    answers = probe_each(probe, list(target_by_pid), deadline, owner_by_pid).items()
+    process_ends = {pid: _ProcessEnds(**row) for pid, row in answers if row and row is not HANGS}
     node_ends = _NodeEnds(process_ends, target_by_pid, unix_peers)
     for target in (target_by_pid[pid] for pid in names):
         family_pids = [pid for pid in process_ends if target_by_pid[pid] is target]
@@ -206,11 +188,9 @@ class _NodeEnds:
     """Which rank of this node has which end of a connection, pipe or shared memory."""
 
     def __init__(
-        self,
-        process_ends: Mapping[int, _ProcessEnds],
-        target_by_pid: Mapping[int, StackTarget],
+        self, process_ends: Mapping[int, _ProcessEnds], target_by_pid: Mapping[int, StackTarget],
         unix_peers: Mapping[str, str],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.process_ends, self.target_by_pid = process_ends, target_by_pid
         self.unix_peers = unix_peers
         self.pid_by_pair: dict[tuple[int, str, str], int] = {}
@@ -264,10 +244,9 @@ class _NodeEnds:
         """
         port = _port(self.target_by_pid[pid])
         pairs = [pair for pair in call.sockets if _store_end(pair, port)]
-        return all(
-            self.process_ends[pid].has_torch
-            and (self._server(pid, pair) is None or self._is_store(pid, pair))
-            for pair in pairs
+        has_torch = not pairs or self.process_ends[pid].has_torch
+        return has_torch and all(
+            self._server(pid, pair) is None or self._is_store(pid, pair) for pair in pairs
         )
 
     def peers(self, pid: int, pairs: Iterable[Sequence[str]]) -> list[str]:
@@ -299,20 +278,13 @@ class _NodeEnds:
         rank_pid = self.target_by_pid[pid].pid
         child = self.target_by_pid.get(call.child)
         peers += [f"pid {child.pid}"] if child and child.pid != rank_pid else []
-        holders = {
-            self.target_by_pid[holder].pid if holder in self.target_by_pid else 0
-            for holder in call.holders
-        }
+        owners = map(self.target_by_pid.get, call.holders)
+        holders = {owner.pid if owner else 0 for owner in owners}
         prefix = "may " if holders & {0, rank_pid} else ""
         peers += [f"{prefix}pid {holder}" for holder in sorted(holders - {0, rank_pid})]
-        sharing_pids = {
-            self.target_by_pid[process_pid].pid
-            for process_pid, process in self.process_ends.items()
-            if call.shared in process.maps
-        }
-        return peers + [
-            f"may pid {sharing_pid}" for sharing_pid in sorted(sharing_pids - {rank_pid})
-        ]
+        sharing = (pid for pid, row in self.process_ends.items() if call.shared in row.maps)
+        pids = {self.target_by_pid[pid].pid for pid in sharing} - {rank_pid}
+        return peers + [f"may pid {sharing_pid}" for sharing_pid in sorted(pids)]
 
     def ends(self, pids: Iterable[int]) -> list[str]:
         """Own address and peer's of the connections to other nodes, as in

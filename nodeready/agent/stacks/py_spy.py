@@ -54,8 +54,7 @@ _OPTIONS = {
 HUNG = "py-spy did not finish in time"
 #: A finalised interpreter; since then the process runs only C or C++.
 ENDED_INTERPRETER = "its interpreter has ended: it hangs in C or C++ on its way out"
-#: The main thread has no call of Python's: functions of C that atexit registered, the end of
-#: modules.
+#: The main thread has no call of Python's: C's functions of atexit, the end of modules.
 NO_CALL = "no call of Python is left in its main thread: its interpreter is about to end"
 ENDED = "it has ended"
 NO_FILE = "py-spy does not find its files: they lie in a container, or are replaced by now"
@@ -263,9 +262,7 @@ def _numbers(frames: Sequence[Any]) -> Iterator[tuple[str, int]]:
 def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
     """Variables of the innermost calls: of the user's code, else of any."""
     with_locals = [frame for frame in frames if isinstance(frame, dict) and frame.get("locals")]
-    user_frames = [
-        frame for frame in with_locals if not _LIBRARY.search(str(frame.get("filename")))
-    ]
+    user_frames = [row for row in with_locals if not _LIBRARY.search(str(row.get("filename")))]
     variables = []
     for frame in (user_frames or with_locals)[:_LOCAL_FRAMES]:
         rows = frame["locals"] if isinstance(frame["locals"], list) else []

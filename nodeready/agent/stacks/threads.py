@@ -30,16 +30,14 @@ from nodeready.core.wire import Count, Line
 #: with more threads, or with more different rows, is not compared.
 _LOOK_S, _MAX_THREADS, MAX_ROWS = 2.0, 8192, 256
 _STACK_DEPTH = 12
-# A number in a thread's name, also a hexadecimal one of some length (cuda0000140000a); python3 has
-# none.
+# A number in a thread's name, also a long hexadecimal one (cuda0000140000a); python3 has none.
 _NUMBER = re.compile(r"\d[0-9a-f]{5,}|(?<!python)\d+")
 _NAME_BYTES = 15  # maximum of a thread's name (proc(5), /proc/PID/comm)
 # The entry into a system call (arch/x86/entry/common.c, arch/arm64/kernel/syscall.c of Linux).
 _ENTRY = re.compile(
     r"entry_SYSCALL|do_syscall_64|__(?:x64|arm64|se)_sys_|invoke_syscall|do_el0_svc|el0"
 )
-# Among the fields of /proc/PID/stat after the name, the CPU on which a thread ran last; the time
-# at which it did, in ms.
+# Field of /proc/PID/stat after the name: the CPU on which a thread ran last; when it did, in ms.
 _CPU_FIELD, _LAST_RUN = 36, re.compile(r"^se\.exec_start\s*: *([\d.]+)", re.M)
 _COMPILER_SUFFIX = re.compile(r"\.(?:constprop|isra|part|cold).*")
 
@@ -111,10 +109,8 @@ def _rows(pid: int, main: int, earlier: Mapping[str, str]) -> list[list[Any]]:
         counts[key] = counts.get(key, 0) + 1
     if len(counts) > MAX_ROWS:
         return []
-    return [
-        [[*key, number, _kernel_stack(pid, number) if key[1] else ()], counts[key]]
-        for key, number in examples.items()
-    ]
+    stacks = {number: _kernel_stack(pid, number) for key, number in examples.items() if key[1]}
+    return [[[*key, n, stacks.get(n, ())], counts[key]] for key, n in examples.items()]
 
 
 def stood_s(pid: int, number: int) -> float:

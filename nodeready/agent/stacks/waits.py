@@ -67,11 +67,8 @@ def calls(machine: str) -> dict[int, tuple[str, str]]:
     column = _COLUMNS.get(machine)
     if column is None:
         return {}
-    return {
-        numbers[column]: (name, kind)
-        for name, kind, *numbers in knowledge.rows("system_calls")["calls"]
-        if numbers[column] >= 0
-    }
+    rows = [row for row in knowledge.rows("system_calls")["calls"] if row[2 + column] >= 0]
+    return {numbers[column]: (name, kind) for name, kind, *numbers in rows}
 
 
 # --- One thread, in a fork.
@@ -309,9 +306,8 @@ class _WaitingThread:
         elif kind == "select":
             count = min(max(_c_int(self.arguments[0]), 0), _SELECT_BITS)
             for place, end in ((1, "w"), (2, "r")):
-                bits = int.from_bytes(
-                    self._memory(self.arguments[place], (count + 63) // 64 * 8), "little"
-                )
+                data = self._memory(self.arguments[place], (count + 63) // 64 * 8)
+                bits = int.from_bytes(data, "little")
                 descriptors += [(number, end) for number in range(count) if bits >> number & 1]
         else:
             self.add_polled(_c_int(self.arguments[0]))
@@ -564,10 +560,11 @@ def observe(
     -> processes that may hold the awaited ends of its pipes, likeliest first
     """
     pids = list(threads)
-    rows = probe_each(
-        lambda pid: [(thread, probe_thread(pid, thread)) for thread in threads[pid]],
-        pids, deadline, owners(pids),
-    )  # fmt: skip
+
+    def probe(pid: int) -> list[Any]:
+        return [(thread, probe_thread(pid, thread)) for thread in threads[pid]]
+
+    rows = probe_each(probe, pids, deadline, owners(pids))
     calls = {
         (pid, thread): WaitCall(*row)
         for pid, answers in rows.items() if answers is not HANGS

@@ -135,10 +135,8 @@ def observe_node(
         addresses = resolved[:_MAX_ADDRESSES]
         rendezvous.append(Rendezvous(address, port, addresses, error, listener, is_users))
     own_addresses = resolved_names.get(os.uname().nodename, ((), ""))[0]
-    facts = wire.decode(EnvironmentFacts, local)
-    return replace(
-        facts, rendezvous=tuple(rendezvous), own_addresses=own_addresses[:_MAX_ADDRESSES]
-    )
+    facts, own_addresses = wire.decode(EnvironmentFacts, local), own_addresses[:_MAX_ADDRESSES]
+    return replace(facts, rendezvous=tuple(rendezvous), own_addresses=own_addresses)
 
 
 def _local_facts(pid: int, variables: Mapping[str, str] | None) -> EnvironmentFacts:

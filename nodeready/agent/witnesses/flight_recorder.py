@@ -455,8 +455,7 @@ def _groups(
             called[name] = max(called.get(name, 0), number)
             if call.done:
                 done[name] = max(done[name], number)
-    # gloo's configuration has no name. It belongs to the group that was created last, even if that
-    # group has no entry.
+    # gloo's configuration has no name: it is of the last group, even if that has no entry.
     config.pop("", None)
     process_groups = []
     for name in sorted({*ids, *config}, key=lambda name: (len(name), name)):

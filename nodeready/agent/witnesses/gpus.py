@@ -152,20 +152,11 @@ def _nvidia(
     for gpu in smi.gpus:
         smi_node = nodes.get(gpu.pci_address)
         pids = (process.pid for process in gpu.processes if "C" in (process.kind or "C"))
-        gpus.append(
-            WitnessedGpu(
-                gpu.index,
-                gpu.model or "",
-                gpu.pci_address,
-                _percent(smi_node, "utilization/gpu_util"),
-                _percent(smi_node, "utilization/memory_util"),
-                _watts(smi_node),
-                gpu.power_limit_w,
-                xids=(),
-                pids=_pick_pids(pids, job_pids),
-                throttle=gpu.throttle,
-            )
-        )
+        sm, memory = (_percent(smi_node, f"utilization/{name}_util") for name in ("gpu", "memory"))
+        gpus.append(WitnessedGpu(
+            gpu.index, gpu.model or "", gpu.pci_address, sm, memory, _watts(smi_node),
+            gpu.power_limit_w, (), _pick_pids(pids, job_pids), gpu.throttle,
+        ))  # fmt: skip
     return gpus
 
 
@@ -186,11 +177,9 @@ def _percent(node: Any, path: str) -> int | None:
 
 #: The power of a GPU, by the names of several schemas.
 _POWER_PATHS = (
-    "gpu_power_readings/instant_power_draw",
-    "gpu_power_readings/average_power_draw",
-    "gpu_power_readings/power_draw",
-    "power_readings/power_draw",
-)
+    "gpu_power_readings/instant_power_draw", "gpu_power_readings/average_power_draw",
+    "gpu_power_readings/power_draw", "power_readings/power_draw",
+)  # fmt: skip
 
 
 def _watts(node: Any) -> int | None:
@@ -292,8 +281,5 @@ def _kfd_processes(until: float) -> dict[str, list[int]]:
                     rows += [f"{path}:{line}" for line in lines]
             if time.monotonic() > until:
                 return {}
-    processes_by_address = amd_json.parse_kfd("\n".join(rows)).processes
-    return {
-        address: [process.pid for process in users]
-        for address, users in processes_by_address.items()
-    }
+    users = amd_json.parse_kfd("\n".join(rows)).processes
+    return {address: [process.pid for process in users[address]] for address in users}

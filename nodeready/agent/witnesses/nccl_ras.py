@@ -101,9 +101,8 @@ def with_world_ranks(
     local_hosts = [host for host, pids in hosts.items() if host and pids <= rank_by_pid.keys()]
     rank_by_member: dict[tuple[str, int], int] = {}
     if len(local_hosts) == 1:
-        rank_by_member = {
-            (local_hosts[0], pid): rank for pid, rank in rank_by_pid.items() if rank is not None
-        }
+        numbered_pids = ((pid, rank) for pid, rank in rank_by_pid.items() if rank is not None)
+        rank_by_member = {(local_hosts[0], pid): rank for pid, rank in numbered_pids}
     for group in groups:
         has_job_order = group.size == world and all(
             rank_by_member.get((member.host, member.pid), member.rank) == member.rank
@@ -170,25 +169,17 @@ def _communicator(group: Mapping[str, Any]) -> Communicator:
         replace(_member(rank), counts=_counts(rank), problem=_problem(_dict(rank.get("status"))))
         for rank in _dicts(group.get("ranks"))
     ]
-    members += [
-        replace(_member(rank), missing=_missing(rank))
-        for rank in _dicts(group.get("missing_ranks"))
-    ]
+    missing_ranks = _dicts(group.get("missing_ranks"))
+    members += [replace(_member(rank), missing=_missing(rank)) for rank in missing_ranks]
     usual = Counter(member.counts for member in members if member.counts)
-    return Communicator(
-        _text(group.get("hash")),
-        _whole_number(group.get("size")),
-        tuple(members),
-        max(usual, key=lambda counts: usual[counts], default=()),
-    )
+    most = max(usual, key=lambda counts: usual[counts], default=())
+    size = _whole_number(group.get("size"))
+    return Communicator(_text(group.get("hash")), size, tuple(members), most)
 
 
 def _member(rank: Mapping[str, Any]) -> Member:
-    return Member(
-        _whole_number(rank.get("rank"), -1),
-        _text(rank.get("host")),
-        _whole_number(rank.get("pid")),
-    )
+    number, pid = _whole_number(rank.get("rank"), -1), _whole_number(rank.get("pid"))
+    return Member(number, _text(rank.get("host")), pid)
 
 
 def _counts(rank: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
@@ -267,9 +258,7 @@ class _RasSection:
 
     def __init__(self, name: str, size: int) -> None:
         self.name, self.size = name, size
-        self.kind = ""
-        self.operation = ""
-        self.several = ""
+        self.kind = self.operation = self.several = ""
         self.members: dict[int, Member] = {}
         self.counts: dict[int, dict[str, int]] = {}
         self.usual: dict[str, tuple[int, int]] = {}
@@ -402,18 +391,16 @@ def makes_communicator(frames: Sequence[tuple[str, str]]) -> bool:
 
 # --- The gate.
 
+#: (pid, uid, global rank) of a process of the job.
+RasRank = tuple[int, int, "int | None"]
+
 
 def observe(
-    supervisor: ProcessSupervisor,
-    ranks: Sequence[tuple[int, int, int | None]],
-    environment: Mapping[str, str],
-    allow: bool,
-    limit_s: float,
-    *,
-    makes_communicator: bool = False,
-) -> Ras:
-    """The report of a job's RAS port.
-    ranks: its processes on this node: (pid, uid, global rank); environment: of the first of these
+    supervisor: ProcessSupervisor, ranks: Sequence[RasRank], environment: Mapping[str, str],
+    allow: bool, limit_s: float, *, makes_communicator: bool = False,
+) -> Ras:  # fmt: skip
+    """The report of a job's RAS port. ranks: its processes on this node
+    environment: of the first of these
     allow: query the port even if a query is known to have crashed jobs
     makes_communicator: a rank of this node may create a communicator
     """
@@ -431,14 +418,9 @@ def observe(
             give_up(rights_of_job(user_ranks[0][0], uid))
             confine(_MEMORY, _CPU_S)
             ras = _query(
-                user_ranks,
-                address,
-                until,
-                world=world,
-                allow=allow,
-                has_other_nodes=world != len(ranks),
-                makes_communicator=makes_communicator,
-            )
+                user_ranks, address, until, world=world, allow=allow,
+                has_other_nodes=world != len(ranks), makes_communicator=makes_communicator,
+            )  # fmt: skip
         except (_Absent, software.NoNccl) as absent:
             ras = Ras(str(absent))
         except (MemoryError, RecursionError):
@@ -459,9 +441,7 @@ def observe(
     return Ras("its answer could not be read")
 
 
-def _open_gate(
-    ranks: Sequence[tuple[int, int, int | None]], environment: Mapping[str, str]
-) -> tuple[str, int]:
+def _open_gate(ranks: Sequence[RasRank], environment: Mapping[str, str]) -> tuple[str, int]:
     """The port's address, from the environment alone. Raises _Absent."""
     if not ranks:
         raise _Absent("no rank was found on this node")
@@ -496,15 +476,9 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _query(
-    ranks: Sequence[tuple[int, int, int | None]],
-    address: tuple[str, int],
-    until: float,
-    *,
-    world: int | None,
-    allow: bool,
-    has_other_nodes: bool,
-    makes_communicator: bool,
-) -> Ras:
+    ranks: Sequence[RasRank], address: tuple[str, int], until: float, *, world: int | None,
+    allow: bool, has_other_nodes: bool, makes_communicator: bool,
+) -> Ras:  # fmt: skip
     """Check the library and the listener, then fetch the report; with the user's rights. Raises
     _Absent, OSError. ranks: of one user. world: number of ranks of the whole job; None: not known
     allow, makes_communicator: as for `observe`
@@ -531,9 +505,8 @@ def _query(
         )
     ras = _fetch_report(listener, until)
     rank_by_pid = {number: rank for pid, _, rank in ranks for number in all_pids(pid)}
-    listed_pids = {
-        member.pid for group in ras.communicators for member in group.members if member.host
-    }
+    members = (member for group in ras.communicators for member in group.members)
+    listed_pids = {member.pid for member in members if member.host}
     lists_all_members = all(group.hash.startswith("0x") for group in ras.communicators)
     if ras.communicators and lists_all_members and not listed_pids & rank_by_pid.keys():
         raise _Absent(f"another job has answered at {_shown(listener)}")

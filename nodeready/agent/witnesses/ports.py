@@ -47,8 +47,7 @@ _NET_ERRORS = (
     "rx_errors", "tx_errors", "tx_dropped", "rx_crc_errors", "rx_missed_errors",
     "rx_fifo_errors", "tx_carrier_errors",
 )  # fmt: skip
-#: Error counters of an RDMA port in counters (Linux' sysfs-class-infiniband) and in its driver's
-#: hw_counters.
+#: Errors of an RDMA port in counters (Linux' sysfs-class-infiniband), in its driver's hw_counters.
 _PORT_ERRORS = (
     "symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors",
     "port_rcv_remote_physical_errors", "port_xmit_discards", "port_xmit_constraint_errors",
@@ -180,10 +179,8 @@ def _port(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Witnesse
         _counter_increase(old[direction], new[direction]) for direction in ("received", "sent")
     )
     unit = _WORD_BYTES if new.get("words") else 1
-    increases = [
-        (counter, _counter_increase(old["errors"].get(counter), value, full=False))
-        for counter, value in new["errors"].items()
-    ]
+    errors = ((name, old["errors"].get(name), value) for name, value in new["errors"].items())
+    increases = [(name, _counter_increase(*values, full=False)) for name, *values in errors]
     is_unreadable = new["state"] == "up" and (received is None or sent is None)
     return WitnessedPort(
         name,

@@ -53,12 +53,9 @@ _LOADER = re.compile(rb"(?:^|\0)(LD_PRELOAD|LD_LIBRARY_PATH)=([^\0]*)")
 
 def _loader_variables(data: bytes) -> dict[str, list[str]]:
     """The paths in the variables of the loader (ld.so(8)), in an environment."""
-    return {
-        os.fsdecode(name): re.split(
-            "[:; ]" if name == b"LD_PRELOAD" else "[:;]", os.fsdecode(text)
-        )
-        for name, text in _LOADER.findall(data)
-    }
+    rows = [tuple(map(os.fsdecode, row)) for row in _LOADER.findall(data)]
+    ends = {"LD_PRELOAD": "[:; ]", "LD_LIBRARY_PATH": "[:;]"}
+    return {name: re.split(ends[name], text) for name, text in rows}
 
 
 def _brought_by(path: str, variables: Mapping[str, Sequence[str]]) -> str:

@@ -109,19 +109,15 @@ def waited_for(
     only one may count: such a group waits if one of those ranks does not wait.
     """
     waited: list[tuple[int, ...]] = [()] * len(groups)
-    waiting = {
-        rank for group in groups if group.activity in waiting_activities for rank in group.ranks
-    }
+    idle_groups = (group for group in groups if group.activity in waiting_activities)
+    waiting = {rank for group in idle_groups for rank in group.ranks}
     awake = {rank for group in groups if group.awake for rank in group.ranks}
     # The surest first: a rank that waits is not the awaited one of a group with several ends.
     for level in (_certain_ends, _direct, _all_ends):
         candidates: list[tuple[int, list[set[int]]]] = []
         for at, group in enumerate(groups):
-            if (
-                waited[at]
-                or group.activity in waiting_activities
-                or len(group.ends) < group.processes
-            ):
+            is_known = len(group.ends) >= group.processes
+            if waited[at] or group.activity in waiting_activities or not is_known:
                 continue
             sets = []
             for place, ends in group.ends.items():
@@ -135,9 +131,8 @@ def waited_for(
             # For an arbitrary connection it is only likely: an active rank may use it.
             excluded = {_certain_ends: set(), _direct: waiting, _all_ends: waiting | awake}[level]
             sets = [ranks - excluded for ranks in ends_of]
-            if all(sets) and (
-                level is not _certain_ends or all(len(ranks) == 1 for ranks in sets)
-            ):
+            is_certain = all(len(ranks) == 1 for ranks in sets)
+            if all(sets) and (level is not _certain_ends or is_certain):
                 waited[at] = tuple(sorted(set().union(*sets)))
                 waiting |= groups[at].ranks
     return waited
@@ -312,11 +307,10 @@ class StackNumbers:
         rows: Sequence[Sequence[Frame]] = [
             [self._seen[frame] for frame in self._all[stack]] for stack in stacks
         ]
+        columns = zip(*rows, strict=True)
         return tuple(
-            frame
-            if all(other.line == frame.line for other in other_frames)
-            else frame._replace(line=0)
-            for frame, *other_frames in zip(*rows, strict=True)
+            frame if all(other.line == frame.line for other in others) else frame._replace(line=0)
+            for frame, *others in columns
         )
 
 
@@ -355,8 +349,7 @@ class Classification(NamedTuple):
     kind: str  # as of a `document.Group`
     verdict: str | None  # likewise
     reason: str  # why there is no stack to compare; "": there is one
-    # number of the main thread's last stack, with that of the thread that it waits for; None: no
-    # stack
+    # number of the main thread's last stack, with that of the awaited thread; None: no stack
     stack: int | None
     cpu_s: float | None
     # of the main thread between the first and the last sample; None: not known
@@ -488,8 +481,7 @@ def _mains(
         other = None
         if reading.delegates or reading.lock:
             other = _awaited(reading, sample, stacks, table, waits)
-            # A connection to another rank says more than a thread that waits for a thread, too, or
-            # than one that is of no pool: asyncio's loop waits for those alone.
+            # A connection says more than a thread that waits for a thread, or is of no pool.
             peer = table.reading(other[1]) if other and MAIN in waits else None
             if peer and (peer.delegates or not peer.pooled):
                 other = None
@@ -525,9 +517,8 @@ def _awaited(
     readings = {stack: table.reading(stack) for stack in candidates}
     if main.lock:
         # No other thread can release it.
-        candidates = {
-            at: name for at, name in candidates.items() if main.lock in readings[at].holds
-        }
+        holders = [at for at in candidates if main.lock in readings[at].holds]
+        candidates = {at: candidates[at] for at in holders}
     # Threads that work in the awaited pool; that wait for no other thread; that wait for ranks.
     preferences: list[Callable[[int], bool]] = [
         lambda stack: readings[stack].pooled == main.pooled,
@@ -536,9 +527,8 @@ def _awaited(
     ]
     for fits in preferences:
         if len(candidates) > 1:
-            candidates = {
-                stack: name for stack, name in candidates.items() if fits(stack)
-            } or candidates
+            fitting = {stack: candidates[stack] for stack in candidates if fits(stack)}
+            candidates = fitting or candidates
     # If several all wait for ranks, any of them shows what the main thread waits for.
     is_single = len(candidates) == 1 or all(readings[stack].for_ranks for stack in candidates)
     return next(((candidates[stack], stack) for stack in candidates), None) if is_single else None

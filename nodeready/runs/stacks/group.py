@@ -645,8 +645,8 @@ def _locals(bucket: Bucket) -> tuple[str, ...]:
     """The variables, as in ``i = 7``; where they differ, ``i = 4 (ranks 1-2), 7 (rank 3)``."""
     texts = []
     for name, values in bucket.locals.items():
-        known = [(v, {rank for rank in ranks if rank is not None}) for v, ranks in values.items()]
-        rows = [(value == OTHER_VALUES, sorted(ranks), value) for value, ranks in known]
+        sets = [(v, {rank for rank in ranks if rank is not None}) for v, ranks in values.items()]
+        rows = [(value == OTHER_VALUES, sorted(ranks), value) for value, ranks in sets]
         is_equal = len(rows) == 1 and len(next(iter(values.values()))) == len(bucket.processes)
         parts = [
             value if is_equal or not ranks else f"{value} ({advise.few_ranks(ranks)})"
