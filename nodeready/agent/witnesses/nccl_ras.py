@@ -172,9 +172,9 @@ def _communicator(group: Mapping[str, Any]) -> Communicator:
     missing_ranks = _dicts(group.get("missing_ranks"))
     members += [replace(_member(rank), missing=_missing(rank)) for rank in missing_ranks]
     usual = Counter(member.counts for member in members if member.counts)
-    most = max(usual, key=lambda counts: usual[counts], default=())
+    counts = max(usual, key=lambda counts: usual[counts], default=())
     size = _whole_number(group.get("size"))
-    return Communicator(_text(group.get("hash")), size, tuple(members), most)
+    return Communicator(_text(group.get("hash")), size, tuple(members), counts)
 
 
 def _member(rank: Mapping[str, Any]) -> Member:

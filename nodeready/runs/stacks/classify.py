@@ -309,8 +309,8 @@ class StackNumbers:
         ]
         columns = zip(*rows, strict=True)
         return tuple(
-            frame if all(other.line == frame.line for other in others) else frame._replace(line=0)
-            for frame, *others in columns
+            frame if all(other.line == frame.line for other in peers) else frame._replace(line=0)
+            for frame, *peers in columns
         )
 
 
@@ -481,7 +481,8 @@ def _mains(
         other = None
         if reading.delegates or reading.lock:
             other = _awaited(reading, sample, stacks, table, waits)
-            # A connection says more than a thread that waits for a thread, or is of no pool.
+            # A connection to another rank says more than a thread that waits for a thread, too, or
+            # than one that is of no pool: asyncio's loop waits for those alone.
             peer = table.reading(other[1]) if other and MAIN in waits else None
             if peer and (peer.delegates or not peer.pooled):
                 other = None

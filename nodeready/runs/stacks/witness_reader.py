@@ -405,8 +405,8 @@ class WitnessReader(CollectiveReader):
                 self.absent["environment"][absent].append(place)
         findings = judge_environments(self.evidence, self.places)
         for finding in findings:
-            text, who = f"{finding.text}; {finding.advice}", (finding.ranks, finding.nodes)
-            self.add_statement("environment", text, *who, weight=finding.weight)
+            text, subjects = f"{finding.text}; {finding.advice}", (finding.ranks, finding.nodes)
+            self.add_statement("environment", text, *subjects, weight=finding.weight)
         self.report.environment = tuple(finding for finding in findings if finding.weight > 1)
 
 
