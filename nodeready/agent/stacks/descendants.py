@@ -20,14 +20,7 @@ from typing import Any
 from nodeready import knowledge
 from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.stacks import processes, py_spy, threads, waits
-from nodeready.agent.stacks.processes import (
-    FROZEN,
-    HANGS,
-    Facts,
-    ScannedProcess,
-    contents,
-    probe_each,
-)
+from nodeready.agent.stacks.processes import HANGS, Facts, ScannedProcess, contents, probe_each
 from nodeready.agent.stacks.py_spy import HUNG, Dump, Frame
 from nodeready.agent.stacks.ranks import (
     ORPHANED,
@@ -184,7 +177,7 @@ class StackTarget:
             return "stopped by a signal: not looked into"
         if native and facts.state == "D":
             return "in state D: a native look would wait with it"
-        if native and facts.state == FROZEN:
+        if native and facts.state == processes.FROZEN:
             return "frozen by its cgroup: a native look would wait with it"
         if euid not in (0, facts.uid):
             return "another user's: only that user and root may look into it"

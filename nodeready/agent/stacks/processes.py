@@ -20,8 +20,8 @@ from typing import Any
 from nodeready.agent.runtime import ForkedWorker, Send
 from nodeready.agent.users_file import main_uid
 
-#: The variables in which launchers number a rank: (rank, rank on the node, number of ranks), the
-#: most reliable first. A Slurm step may start mpirun, and both may start torchrun.
+#: Launchers' variables (rank, rank on the node, number of ranks), the most reliable first: a Slurm
+#: step may start mpirun, and both may start torchrun.
 FAMILIES = (
     ("RANK", "LOCAL_RANK", ("WORLD_SIZE",)),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_SIZE",)),

@@ -97,8 +97,7 @@ _LEVELS = (
 )
 #: Minimum seconds for the stacks of all descendants; they get as many as the ranks' stacks took.
 _DESCENDANTS_S = 1.0
-#: Seconds without a step after which one more sample of a rank that stands tells nothing: few jobs
-#: have longer steps.
+#: Seconds without a step after which one more sample tells nothing: few jobs have longer steps.
 _STOOD_S = 60.0
 #: The beginning of the note on a process whose system calls were not counted.
 NO_SYSTEM_CALLS = "no system calls: "
@@ -136,8 +135,7 @@ class StacksConfig:
     owner: str = ""  # see `ranks.Selection`
     is_elsewhere: bool = False  # likewise
     parts: tuple[str, ...] = ()  # numbers of the further parts of a heterogeneous job
-    # seconds to one more sample, if the first samples cannot distinguish a slow job from a job
-    # that hangs; 0: none
+    # seconds to one more sample, if the first ones cannot tell a slow job from a hung one; 0: none
     longer_s: float = 0.0
     # the samples lie this many seconds apart altogether, and glances between them (`glances`) tell
     # how often each rank waits; 0: none

@@ -15,15 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from nodeready.agent.stacks import waits
-from nodeready.agent.stacks.processes import (
-    HANGS,
-    contents,
-    kernel_stack,
-    owners,
-    probe_each,
-    stat,
-)
+from nodeready.agent.stacks import processes, waits
+from nodeready.agent.stacks.processes import HANGS, contents, owners, probe_each, stat
 from nodeready.core.wire import Count, Line
 
 #: Seconds for one look at all ranks of a node; maximum threads of a rank that are read. A rank
@@ -138,7 +131,7 @@ def state_of(pid: int, number: int) -> str:
 
 def _kernel_stack(pid: int, number: int) -> tuple[str, ...]:
     """The functions of the kernel, leaf first, without those that begin every system call."""
-    functions = kernel_stack(contents(f"/proc/{pid}/task/{number}/stack"))
+    functions = processes.kernel_stack(contents(f"/proc/{pid}/task/{number}/stack"))
     return tuple(function for function in functions if not _ENTRY.match(function))[:_STACK_DEPTH]
 
 

@@ -19,20 +19,10 @@ from nodeready.agent.stacks.program import StacksConfig
 from nodeready.agent.stacks.py_spy import ENDED_INTERPRETER, NATIVE_LIMIT_S, NO_CALL, NOT_PYTHON
 from nodeready.agent.stacks.ranks import CLAIMS, LAUNCHER, claim_note
 from nodeready.agent.stacks.system_calls import CallCount
-from nodeready.core import wire
+from nodeready.core import outcome, wire
 from nodeready.core.base import ProbeError
 from nodeready.core.exit_codes import Refused
-from nodeready.core.outcome import (
-    FAILED,
-    HUNG,
-    INCOMPLETE,
-    INTERRUPTED,
-    INVALID,
-    NO_PYTHON,
-    TIMEOUT,
-    Gap,
-    GapError,
-)
+from nodeready.core.outcome import FAILED, INTERRUPTED, INVALID, TIMEOUT, Gap, GapError
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.inventory.slurm import JobPlacement
@@ -84,7 +74,7 @@ class Captured:
                 continue
             if not trace.processes:
                 if trace.error:
-                    self.gaps[name] = Gap(INCOMPLETE, trace.error)
+                    self.gaps[name] = Gap(outcome.INCOMPLETE, trace.error)
                     continue
                 room = MAX_LISTED_PROCESSES - len(self.instead)
                 self.instead += [(name, words) for words in trace.instead[:room]]
@@ -110,10 +100,10 @@ def _with_claims(trace: Trace, job: str) -> Trace:
 
 def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
     """The trace in a node's answer. Raises GapError if it has none."""
-    if answer.gap and answer.gap.kind not in (TIMEOUT, HUNG):
+    if answer.gap and answer.gap.kind not in (TIMEOUT, outcome.HUNG):
         raise GapError(answer.gap)
     if f"{nonce} {wire.NO_PYTHON}" in answer.stdout:
-        raise GapError(Gap(NO_PYTHON, wire.PYTHON_MISSING))
+        raise GapError(Gap(outcome.NO_PYTHON, wire.PYTHON_MISSING))
     try:
         data = program.unpack(answer.stdout, nonce)
         # The name of a node comes from the inventory, not from its answer.

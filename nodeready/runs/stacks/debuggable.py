@@ -9,13 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
-from nodeready.agent.stacks.ask_witnesses import (
-    RECORDER,
-    RECORDER_ON,
-    Settings,
-    buffer_variable,
-    release,
-)
+from nodeready.agent.stacks import ask_witnesses
+from nodeready.agent.stacks.ask_witnesses import RECORDER_ON, Settings, buffer_variable, release
 from nodeready.agent.stacks.ranks import CLAIMS
 from nodeready.agent.witnesses.nccl_ras import SAFE
 from nodeready.agent.witnesses.software import numbers
@@ -120,7 +115,7 @@ def _recorder(settings: Settings) -> Judged:
         return "ok", "no PyTorch is loaded", ""
     if settings.nccl is None:
         return "ok", "no NCCL is loaded: nothing dumps its records", ""
-    if torch is not None and torch < RECORDER:
+    if torch is not None and torch < ask_witnesses.RECORDER:
         return "warn", f"PyTorch {settings.torch} has none", "PyTorch 2.2 or newer"
     size = variables.get("TORCH_FR_BUFFER_SIZE", variables.get("TORCH_NCCL_TRACE_BUFFER_SIZE"))
     if size is not None and (not size.strip().isdecimal() or int(size[:9]) == 0):

@@ -16,30 +16,11 @@ from nodeready.agent.stacks.system_calls import MAX_CALLS
 from nodeready.core.outcome import INCOMPLETE, Gap, node_gaps
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.nodeset import natural
-from nodeready.runs.stacks import advise, evidence, hints, slow, verdict, witness_reader
+from nodeready.runs.stacks import advise, document, evidence, hints, slow, verdict, witness_reader
 from nodeready.runs.stacks import classify as links
 from nodeready.runs.stacks.causes import call_of
-from nodeready.runs.stacks.classify import (
-    HOLDER,
-    MAIN,
-    THREAD,
-    Classification,
-    StackNumbers,
-    classify,
-    in_kernel,
-)
-from nodeready.runs.stacks.document import (
-    KINDS,
-    ChildProcess,
-    Frame,
-    Group,
-    OtherJob,
-    Rank,
-    Stacks,
-    StackThread,
-    SystemCall,
-    Verdict,
-)
+from nodeready.runs.stacks.classify import MAIN, Classification, StackNumbers, classify, in_kernel
+from nodeready.runs.stacks.document import ChildProcess, Frame, Group, Rank, Stacks, SystemCall
 from nodeready.runs.stacks.hung_job import OddRanks
 from nodeready.runs.stacks.odd_threads import ThreadTable
 from nodeready.runs.stacks.trace import Descendant, Trace, TracedProcess
@@ -564,7 +545,7 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         len(frames),
         len(bucket.processes),
         native,
-        tuple(StackThread(name, table.frames([stack])) for name, stack in bucket.threads),
+        tuple(document.StackThread(name, table.frames([stack])) for name, stack in bucket.threads),
         reason="; ".join(filter(None, reasons)),
         user_frame=hints.user_frame(frames),
         states=_states(bucket),
@@ -585,11 +566,11 @@ def _hint(
         return hints.in_kernel(bucket.kernel) or hints.find(frames, native)
     if bucket.kind != "stack":
         return None
-    for mark in (THREAD, HOLDER):
+    for mark in (links.THREAD, links.HOLDER):
         if mark in frames:
             # The kernel's facts are those of the main thread, which only waits for this one.
-            at = frames.index(mark)
-            return hints.of_thread(frames[:at], frames[at + 1 :], native, lock=mark == HOLDER)
+            at, is_lock = frames.index(mark), mark == links.HOLDER
+            return hints.of_thread(frames[:at], frames[at + 1 :], native, lock=is_lock)
     channels = {channel for _, channel in bucket.states}
     waits = {text.partition(" ")[0]: text for text in bucket.waits_on}
     hint = hints.find(
@@ -767,7 +748,7 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
     usual = group.kind != "stack" and 2 * size > everything and group.role != "suspect"
     return (
         len(_ROLE_ORDER) if usual else _ROLE_ORDER[group.role],
-        KINDS.index(group.kind),
+        document.KINDS.index(group.kind),
         # The holder of the lock may be another suspect; a rank that waits in C may wait for one.
         group.activity in ("native", "file-lock"),
         group.verdict == "progressing",
@@ -821,7 +802,7 @@ def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
     return tuple(sorted(ranks)), f"WORLD_SIZE {sizes}, not {usual} as the others"
 
 
-def _with_pace(decided: verdict.Decision, paced: Verdict) -> verdict.Decision:
+def _with_pace(decided: verdict.Decision, paced: document.Verdict) -> verdict.Decision:
     """The decision on a job that may be slow: where the ranks stood at the end proves nothing."""
     slow_ranks = {rank for suspect in paced.suspects for rank in suspect.ranks}
     role = {True: "suspect", False: None}
@@ -926,7 +907,7 @@ def _grouped(
         complete,
         ", ".join(sorted(job.users - {""}, key=natural)),
         tuple(
-            OtherJob(
+            document.OtherJob(
                 *(other.name, other.user, other.count, other.name == job.name != ""),
                 tuple(sorted(other.nodes, key=natural)),
             )

@@ -8,16 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from nodeready.agent.witnesses import nccl_errors
 from nodeready.agent.witnesses.kernel_log import KernelMessage
-from nodeready.agent.witnesses.nccl_errors import (
-    CAUSE,
-    FOLLOWS,
-    LOST_PEER,
-    NOTE,
-    VICTIM,
-    NcclMeaning,
-    by_key,
-)
+from nodeready.agent.witnesses.nccl_errors import CAUSE, FOLLOWS, LOST_PEER, NOTE, VICTIM
 from nodeready.agent.witnesses.nccl_log import NcclRank
 from nodeready.core.text import counted
 from nodeready.runs.stacks.collective_lag import CollectiveReader
@@ -66,7 +59,7 @@ class NcclDifference(NamedTuple):
 class FoldedError(NamedTuple):
     """One kind of error over all ranks."""
 
-    meaning: NcclMeaning
+    meaning: nccl_errors.NcclMeaning
     text: str  # the line of the first rank
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
@@ -128,7 +121,7 @@ def fold_errors(ranks: Iterable[PlacedRank]) -> tuple[FoldedError, ...]:
             peers.setdefault(error.key, Counter()).update([error.peer] if error.peer else [])
     errors = [
         FoldedError(
-            by_key(key), texts[key], _numbers(group), _nodes(group),
+            nccl_errors.by_key(key), texts[key], _numbers(group), _nodes(group),
             tuple(peer for peer, _ in peers[key].most_common(8)),
         )
         for key, group in members.items()
