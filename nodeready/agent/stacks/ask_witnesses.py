@@ -81,23 +81,15 @@ def _bounded(value: Any) -> Any:
 
 
 class Witnesses:
-    """One round of all witnesses of a node.
-
-    targets: the ranks after their first sample; strangers and ended processes are left out
-    ras:     ask NCCL's port also where asking is known to have crashed jobs
-    dump:    have each rank write a dump of its flight recorder
-    check:   read each rank's settings for debugging
+    """One round of all witnesses of a node. targets: after their first sample; strangers and ended
+    processes are left out. ras: ask NCCL's port also where that has crashed jobs. dump: have each
+    rank write its flight recorder. check: read the settings for debugging
     """
 
     def __init__(
-        self,
-        supervisor: ProcessSupervisor,
-        targets: Sequence[StackTarget],
-        *,
-        ras: bool,
-        dump: bool,
-        check: bool = False,
-    ) -> None:
+        self, supervisor: ProcessSupervisor, targets: Sequence[StackTarget], *, ras: bool,
+        dump: bool, check: bool = False,
+    ) -> None:  # fmt: skip
         self._supervisor, self._targets = supervisor, targets
         self._ras, self._dump, self._check = ras, dump, check
         # By witness of the node: its thread and deadline, and its answer.
@@ -131,12 +123,9 @@ class Witnesses:
         since_s = max(0.0, now_s - min(target.rank.process.start_s for target in live))
         limit_s = max(0.5, min(_TOOL_S, self._supervisor.left_s - _SPARE_S))
         pids = [target.pid for target in live]
-        self._start(
-            "gpus", lambda: gpus.witness_gpus(self._supervisor, pids, since_s, limit_s), limit_s
-        )
-        self._start(
-            "kernel", lambda: kernel_log.witness_log(self._supervisor, since_s, limit_s), limit_s
-        )
+        times, supervisor = (since_s, limit_s), self._supervisor
+        self._start("gpus", lambda: gpus.witness_gpus(supervisor, pids, *times), limit_s)
+        self._start("kernel", lambda: kernel_log.witness_log(supervisor, *times), limit_s)
         self._ask_environment(limit_s)
         self._ask_ras(limit_s)
         if self._dump:
@@ -188,7 +177,7 @@ class Witnesses:
             identity = target.rank.identity
             jobs.setdefault((identity.owner, identity.job), []).append(target)
         jobs_with_rank_0 = [
-            job for job in jobs.values() if any(target.rank.identity.rank == 0 for target in job)
+            job for job in jobs.values() if any(t.rank.identity.rank == 0 for t in job)
         ]
         if not jobs_with_rank_0:
             return
@@ -197,18 +186,11 @@ class Witnesses:
         stacks = [target.dumps[-1].main or () for target in job if target.dumps]
 
         def ask() -> Any:
-            makes_communicator = any(
-                nccl_ras.makes_communicator([(frame[0], frame[1]) for frame in stack])
-                for stack in stacks
-            )
+            calls = ([(function, file) for function, file, _ in stack] for stack in stacks)
             return nccl_ras.observe(
-                self._supervisor,
-                processes_of_job,
-                _values(job[0]),
-                self._ras,
-                limit_s,
-                makes_communicator=makes_communicator,
-            )
+                self._supervisor, processes_of_job, _values(job[0]), self._ras, limit_s,
+                makes_communicator=any(map(nccl_ras.makes_communicator, calls)),
+            )  # fmt: skip
 
         self._start("nccl_ras", ask, limit_s)
 
@@ -226,10 +208,8 @@ class Witnesses:
         return ((target, results.get(pid)) for pid, target in target_by_pid.items())
 
     def _ask_each(self, name: str, observe: Callable[[StackTarget], Any]) -> None:
-        """Ask a witness about each process."""
-        for target, answer in self._probe(
-            self._live, lambda target: _answer_of(lambda: observe(target))
-        ):
+        answers = self._probe(self._live, lambda target: _answer_of(lambda: observe(target)))
+        for target, answer in answers:
             if answer is HANGS:
                 target.witnesses[name] = _absent("it cannot be read: reading it hangs")
             else:
@@ -238,20 +218,19 @@ class Witnesses:
     def _counters_of_logs(self) -> dict[object, Any]:
         """The counters of progress in each log; many ranks may write one."""
         writers = {_log(target): target for target in self._live}
-        answers = self._probe(
-            list(writers.values()),
-            lambda target: progress.observe(
-                target.pid, target.facts[-1].uid, has_log=_log(target) != target.pid
-            ),
-        )
+
+        def observe(target: StackTarget) -> dict[str, list[float]]:
+            has_log = _log(target) != target.pid
+            return progress.observe(target.pid, target.facts[-1].uid, has_log=has_log)
+
+        answers = self._probe(list(writers.values()), observe)
         return {_log(target): row for target, row in answers if isinstance(row, dict)}
 
     def _ask_for_dumps(self) -> None:
         """Have the ranks write their flight recorders; the ranks run meanwhile."""
-        for target, error in self._probe(
-            self._live[:_MAX_DUMPS],
-            lambda target: flight_recorder.ask_for_dump(*_rank_values(target)),
-        ):
+        ask = flight_recorder.ask_for_dump
+        errors = self._probe(self._live[:_MAX_DUMPS], lambda target: ask(*_rank_values(target)))
+        for target, error in errors:
             reason = "asking for it hangs" if error is HANGS else error
             reason = "no time left" if reason is None else reason[:_MAX_ERROR]
             target.add_note(f"no dump of its flight recorder: {reason}" if reason else "")
@@ -279,7 +258,6 @@ class Witnesses:
 
 
 def _values(target: StackTarget) -> Mapping[str, str]:
-    """The variables of a rank's environment."""
     return target.rank.process.environment or {}
 
 
@@ -301,17 +279,14 @@ def _rank_values(target: StackTarget) -> tuple[int, int, int | None, Mapping[str
 def _software(target: StackTarget, deadline: float) -> dict[str, Any]:
     """The fields of the facts that tell a rank's software; {}: not known."""
     pid, uid, _, _ = _rank_values(target)
-    answers = processes.probe_each(
-        lambda pid: software.observe(pid, uid)._asdict(), [pid], deadline
-    )
+    observe = software.observe
+    answers = processes.probe_each(lambda pid: observe(pid, uid)._asdict(), [pid], deadline)
     answer: Any = answers.get(pid, HANGS)
     return {} if answer is HANGS else answer
 
 
 def _recording(target: StackTarget) -> flight_recorder.Recording:
-    """The dump of a rank's flight recorder, or why there is none. A PyTorch without a recorder is
-    named as the reason.
-    """
+    """The dump of a rank's flight recorder, or why there is none (a PyTorch without one)."""
     pid, uid, _, _ = _rank_values(target)
     recording = flight_recorder.observe(*_rank_values(target))
     if recording.absent.startswith(flight_recorder.NO_DUMP):
@@ -385,12 +360,7 @@ class Settings:
 def read_settings(
     pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
 ) -> Settings:
-    """The settings of a process.
-
-    environment: its variables among `processes.KEYS`
-
-    Call this in a fork (`processes.probe_each`), because a file system may never answer.
-    """
+    """The settings of a process; for a fork. environment: its variables among `processes.KEYS`"""
     pattern = processes.contents("/proc/sys/kernel/core_pattern").strip()
     soft_limit = _core_limit(processes.contents(f"/proc/{pid}/limits"))
     torch, nccl, cuda, dump_place, dump_problem, core_problem = "", None, False, "", "", ""
@@ -401,24 +371,16 @@ def read_settings(
         if rank is not None:
             dump_path = flight_recorder.dump_paths(uid, rank, environment)[0]
             dump_place = dump_path.removesuffix(str(rank))
-            is_configured = dump_place in environment.values()
-            dump_problem = _write_problem(
-                pid, uid, os.path.dirname(dump_place) or ".", creates_missing=not is_configured
-            )
+            is_default = dump_place not in environment.values()
+            directory = os.path.dirname(dump_place) or "."
+            dump_problem = _write_problem(pid, uid, directory, creates_missing=is_default)
         core_problem = _core_problem(pid, uid, pattern)
+    variables = ((name, environment[name][:_MAX_VALUE]) for name in VARIABLES
+                 if name in environment)  # fmt: skip
     return Settings(
-        torch,
-        nccl,
-        cuda,
-        core_bytes=soft_limit,
-        core_place=pattern[:_MAX_VALUE],
-        core_wrong=core_problem,
-        dump_place=dump_place[:_MAX_VALUE],
-        dump_wrong=dump_problem,
-        variables=tuple(
-            (name, environment[name][:_MAX_VALUE]) for name in VARIABLES if name in environment
-        ),
-    )
+        torch, nccl, cuda, soft_limit, pattern[:_MAX_VALUE], core_problem,
+        dump_place[:_MAX_VALUE], dump_problem, tuple(variables),
+    )  # fmt: skip
 
 
 def _core_limit(text: str) -> int | None:
@@ -445,9 +407,7 @@ def _core_problem(pid: int, uid: int, pattern: str) -> str:
 
 
 def _write_problem(pid: int, uid: int, directory: str, *, creates_missing: bool) -> str:
-    """Why this process, with its user's rights, cannot write into a directory; "": it can.
-    creates_missing: the writer creates a missing directory
-    """
+    """Why a user cannot write into a directory; "": can. creates_missing: the writer makes it"""
     while True:
         try:
             with held_path(pid, uid, directory) as (number, status):

@@ -13,21 +13,14 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeready import knowledge
 from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.stacks import processes, py_spy, threads, waits
-from nodeready.agent.stacks.processes import (
-    FROZEN,
-    HANGS,
-    Facts,
-    ScannedProcess,
-    contents,
-    probe_each,
-)
+from nodeready.agent.stacks.processes import HANGS, Facts, ScannedProcess, contents, probe_each
 from nodeready.agent.stacks.py_spy import HUNG, Dump, Frame
 from nodeready.agent.stacks.ranks import (
     ORPHANED,
@@ -56,7 +49,6 @@ class StackTable:
         self.size = 0
 
     def add(self, frames: Sequence[Frame]) -> int:
-        """The number of a stack, root to leaf."""
         key = tuple(self._frames.setdefault(frame, len(self._frames)) for frame in frames)
         if key not in self._stacks:
             self.size += len(key)
@@ -64,12 +56,10 @@ class StackTable:
 
     @property
     def frames(self) -> list[Frame]:
-        """All frames, in the order of their numbers."""
         return list(self._frames)
 
     @property
     def stacks(self) -> list[tuple[int, ...]]:
-        """All stacks, in the order of their numbers."""
         return list(self._stacks)
 
 
@@ -140,17 +130,14 @@ class StackTarget:
 
     @property
     def owner(self) -> str:
-        """The owner whose turn it takes."""
         return self.rank.turn
 
     def add_note(self, note: str) -> None:
-        """Add a note about the rank, once."""
         if note and note not in self.notes:
             # Readers expect this note at the beginning.
             self.notes.insert(0 if note == ENDED else len(self.notes), note)
 
     def add_facts(self, facts: Facts | None) -> None:
-        """Add the current facts; None: the process has ended."""
         if facts is None or facts.start_s != self.rank.process.start_s:
             self.add_note(ENDED)
             return
@@ -162,10 +149,8 @@ class StackTarget:
 
     def note_interpreter_lock(self, seconds: float) -> None:
         """Set `waits_on` to the interpreter's lock and its holder if the main thread waits for it.
-
-        A thread that waits for the lock wakes up every 5 ms (`sys.setswitchinterval`, take_gil of
-        ceval_gil.c): it seems as busy as a thread that moves, but uses hardly any CPU time.
-        seconds: between the first and the last sample
+        Such a thread wakes up every 5 ms (`sys.setswitchinterval`, take_gil of ceval_gil.c) and
+        uses hardly any CPU time. seconds: between the first and the last sample
         """
         holders = {dump.gil for dump in self.dumps}
         if len(self.dumps) < 2 or len(holders) != 1 or not self.timed_lock or seconds <= 0:
@@ -192,7 +177,7 @@ class StackTarget:
             return "stopped by a signal: not looked into"
         if native and facts.state == "D":
             return "in state D: a native look would wait with it"
-        if native and facts.state == FROZEN:
+        if native and facts.state == processes.FROZEN:
             return "frozen by its cgroup: a native look would wait with it"
         if euid not in (0, facts.uid):
             return "another user's: only that user and root may look into it"
@@ -202,10 +187,8 @@ class StackTarget:
 
     @property
     def lasting_facts(self) -> Facts | None:
-        """The latest facts of a lasting state; None: no facts were read.
-
-        Every process is in state D for moments. A rank that polls every few ms, such as the rank
-        that serves the TCPStore, is often in state R.
+        """The latest facts of a lasting state; None: none were read. Every process is in state D
+        for moments, and a rank that polls, such as the TCPStore's server, is often in state R.
         """
         if not self.facts:
             return None
@@ -302,45 +285,28 @@ def kind(process: ScannedProcess, dump: Dump | None = None) -> str:
     return SHELL if _SHELLS.fullmatch(name) else OTHER
 
 
-def _descendants(
-    pid: int, children: Mapping[int, Sequence[int]], excluded: Collection[int]
-) -> Iterator[int]:
-    """The descendants of a process, the nearest first; an excluded process ends its branch."""
-    visited, level = {pid}, [pid]
-    while level:
-        started = [
-            child for parent in level for child in children.get(parent, ()) if child not in visited
-        ]
-        level = [child for child in dict.fromkeys(started) if child not in excluded]
-        visited.update(level)
-        yield from level
-
-
 def find(
     targets: Sequence[StackTarget],
     scanned: Sequence[ScannedProcess],
     own_pids: Collection[int],
     deadline: float,
 ) -> None:
-    """Set each target's descendants, as they are now.
-
-    scanned:  the processes of the first scan; newer ones are scanned here
+    """Set each target's descendants, as they are now. scanned: the processes of the first scan.
     own_pids: processes of nodeready, which belong to no job
     """
     children = processes.children()
     excluded = {target.pid for target in targets} | set(own_pids)
+    own_targets = [target for target in targets if target.facts and not target.rank.stranger]
     families = [
-        (target, list(_descendants(target.pid, children, excluded)))
-        for target in targets
-        if not target.rank.stranger and target.facts
+        (target, list(processes.descendants(target.pid, children, excluded)))
+        for target in own_targets
     ]
     process_by_pid = {process.pid: process for process in scanned}
     cpu_s_before = {process.pid: process.cpu_s for process in scanned}
     # A worker that was forked and has not called exec yet has its parent's command line.
     first_pids = [pid for _, pids in families for pid in pids[: 2 * MAX_DESCENDANTS]]
-    new_processes, _ = processes.scan(
-        deadline, [pid for pid in first_pids if pid not in process_by_pid]
-    )
+    new_pids = [pid for pid in first_pids if pid not in process_by_pid]
+    new_processes, _ = processes.scan(deadline, new_pids)
     process_by_pid.update((process.pid, process) for process in new_processes)
     for target, pids in families:
         started = [process_by_pid[pid] for pid in pids if pid in process_by_pid]
@@ -349,13 +315,11 @@ def find(
         for child in target.descendants:
             child.cpu_s.append(cpu_s_before.get(child.pid, 0.0))
         if len(candidates) > MAX_DESCENDANTS:
-            target.add_note(
-                f"{len(candidates) - MAX_DESCENDANTS} more of its descendants are not looked at"
-            )
+            count = len(candidates) - MAX_DESCENDANTS
+            target.add_note(f"{count} more of its descendants are not looked at")
 
 
 def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
-    """The target of a descendant, which takes its turn with the rank's owner."""
     return StackTarget(JobRank(process, RankIdentity(owner=rank.rank.identity.owner)))
 
 
@@ -388,9 +352,10 @@ def set_work(
         pids = child_pids if process.python else awaited_pids
         is_awaited = not pids.isdisjoint((child.pid, *_ancestors(child.pid, parents)))
         transfers = _writes if process.python else _transfers
-        if kind(process) == COMPILER or (
-            is_awaited and probe_each(transfers, [child.pid], deadline).get(child.pid) is True
-        ):
+        is_busy = kind(process) == COMPILER
+        if not is_busy and is_awaited:
+            is_busy = probe_each(transfers, [child.pid], deadline).get(child.pid) is True
+        if is_busy:
             target.work = f"its {process.name} used {used_s:.1f} s of CPU in {seconds:.0f} s"
     first, last = (target.dumps[at].numbers if target.dumps else {} for at in (0, -1))
     changed = [name for name, value in last.items() if first.get(name, value) != value]
@@ -419,10 +384,8 @@ def _writes(pid: int) -> bool:
 
 
 def dump_order(targets: Sequence[StackTarget]) -> list[StackTarget]:
-    """The descendants whose stacks are taken: first one of each sort of a rank's descendants.
-
-    Workers that wait in the same place for the same object are of one sort. So if time is short,
-    one process of each sort has been probed.
+    """The descendants whose stacks are taken: first one of each sort of a rank's, in case time is
+    short. Workers that wait in the same place for the same object are of one sort.
     """
     ranked: list[tuple[int, StackTarget]] = []
     for target in targets:
@@ -441,7 +404,6 @@ def dump_order(targets: Sequence[StackTarget]) -> list[StackTarget]:
 
 
 def plain(rank: StackTarget, table: StackTable) -> list[dict[str, Any]]:
-    """The rows of a rank's descendants in the trace."""
     return [_row(child, table) for child in rank.descendants if not _is_fork_server(child)]
 
 
@@ -494,10 +456,8 @@ def _has_library(pid: int) -> bool:
 
 
 def computes(deadline: float) -> Computes:
-    """A function that tells whether the child of a Python computes in its place.
-
-    It does if only the child has torch or JAX in memory; or if both or neither have, and only the
-    child has connections: the order of their `_signs`.
+    """A function that tells whether a Python's child computes in its place: only the child has
+    torch or JAX in memory; or both or neither have, and only the child has connections.
     """
     signs_by_pid: dict[int, list[bool]] = {}
 
@@ -525,9 +485,7 @@ def find_spawned(
     scanned: Sequence[ScannedProcess],
     own_pids: Collection[int],
 ) -> list[JobRank]:
-    """The ranks of a node without a launcher's numbers; []: there is no sign of several ranks.
-    path: path of py-spy; scanned: all processes; own_pids: processes of nodeready
-    """
+    """The ranks without a launcher's numbers; []: no sign of several. path: of py-spy"""
     candidates = [p for p in scanned if p.pid not in own_pids]
     deadline = min(supervisor.deadline, time.monotonic() + _ASK_S)
     pythons = {p.pid: p.uid for p in candidates if p.python and not _NOT_RANKS.search(p.command)}
@@ -550,16 +508,11 @@ def find_spawned(
 
 
 def with_ray_ranks(ranks: Sequence[JobRank], deadline: float) -> list[JobRank]:
-    """The ranks; ranks of Ray Train get the numbers in their Ray logs.
-
-    If a rank of a job has no number in its log, or two have the same, no rank of the job gets a
-    number, because numbers of only some ranks are useless.
+    """The ranks; ranks of Ray Train get the numbers in their Ray logs. If one of a job has none,
+    or two have the same, no rank of the job gets one: numbers of some ranks are useless.
     """
-    unnumbered = {
-        rank.process.pid: rank
-        for rank in ranks
-        if is_ray_trainer(rank.process) and rank.identity.rank is None and not rank.stranger
-    }
+    without = (rank for rank in ranks if rank.identity.rank is None and not rank.stranger)
+    unnumbered = {rank.process.pid: rank for rank in without if is_ray_trainer(rank.process)}
     if not unnumbered:
         return list(ranks)
     uids = {pid: rank.process.uid or 0 for pid, rank in unnumbered.items()}
@@ -610,9 +563,7 @@ def started_by(
     parent: ScannedProcess,
     scanned: Sequence[ScannedProcess],
 ) -> list[JobRank]:
-    """The ranks that torch.multiprocessing started from this process, in their order. []: the
-    children are other processes, such as a loader's workers.
-    """
+    """The ranks that torch.multiprocessing started from a process, in order; []: other children"""
     children = [p for p in scanned if p.parent == parent.pid and p.python and not only_tracks(p)]
     servers = [p for p in children if _FORK_SERVER.search(p.command)]
     children += [p for p in scanned if p.python and p.parent in {s.pid for s in servers}]
@@ -652,25 +603,19 @@ _FORK_SERVER = re.compile(r"from multiprocessing\.forkserver import main")
 
 
 def _readable(process: ScannedProcess) -> bool:
-    """Whether py-spy may read the process, by the rules that are known here."""
     return not process.hangs and os.geteuid() in (0, process.uid)
 
 
 def _ends_here(pid: int) -> bool:
     """Whether both ends of each connection of a process have one address."""
-    return all(
-        address.rpartition(":")[0] == peer.rpartition(":")[0]
-        for address, peer in waits.sockets(pid, {})
-        if peer
-    )
+    pairs = [pair for pair in waits.sockets(pid, {}) if pair[1]]
+    return all(end.rpartition(":")[0] == peer.rpartition(":")[0] for end, peer in pairs)
 
 
 def _rank(
     process: ScannedProcess, local_rank: int | None = None, size: int | None = None, job: str = ""
 ) -> JobRank:
-    """A rank without a launcher's number.
-    size: world size of a job that is all on this node; None: not known, nor is its rank
-    """
+    """A rank without a launcher's number. size: of a job that is all on this node; else None"""
     rank = local_rank if size else None
     identity = RankIdentity(rank, local_rank, size, job, owner=owner_of(process))
     return JobRank(process, identity)

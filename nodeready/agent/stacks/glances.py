@@ -115,11 +115,9 @@ class _GlancedRank:
         return self.target.thread or self.target.pid
 
     def line(self) -> str:
-        """The system call of its main thread now."""
         return contents(f"/proc/{self.target.pid}/task/{self.thread}/syscall")
 
     def number(self, line: str) -> str:
-        """The character of a place."""
         place = _call_place(line)
         if isinstance(place, str):
             return place
@@ -167,17 +165,11 @@ class _GlancedRank:
 
 
 class Glances:
-    """Glances at the ranks of a node, until `finish`.
-
-    seconds: how long
-    """
+    """Glances at the ranks of a node for some seconds, until `finish`."""
 
     def __init__(self, targets: Sequence[StackTarget], seconds: float) -> None:
-        self._ranks = {
-            target.pid: _GlancedRank(target)
-            for target in targets
-            if not (target.rank.stranger or target.rank.process.hangs)
-        }
+        readable = (t for t in targets if not (t.rank.stranger or t.rank.process.hangs))
+        self._ranks = {target.pid: _GlancedRank(target) for target in readable}
         self._pause_s = max(_PAUSE_S, seconds / _MAX_GLANCES)
         self._owner_by_inode: dict[str, int] = {}
         self._over, self._began = Event(), time.monotonic()
@@ -198,11 +190,8 @@ class Glances:
             began = time.monotonic()
             if is_visible and read_s <= _CONNECTIONS_SHARE * (began - self._began):
                 rows = waits.sent_data().items()
-                sending = {
-                    self._owner_by_inode.get(inode)
-                    for inode, (_, is_sending) in rows
-                    if is_sending
-                }
+                inodes = [inode for inode, (_, is_sending) in rows if is_sending]
+                sending = set(map(self._owner_by_inode.get, inodes))
                 for pid, rank in self._ranks.items():
                     rank.unsent.append("1" if pid in sending else "0")
                 read_s += time.monotonic() - began
@@ -230,11 +219,11 @@ class Glances:
     def look(self, began: float, deadline: float) -> None:
         """Read what the ranks have sent, and which ranks they wait for by their connections."""
         rows: dict[str, Any] = {}
-        for answer in probe_each(
-            lambda pid: waits.sent_data() if _is_network_of(pid) else {},
-            list(self._spaces().values()),
-            deadline,
-        ).values():
+
+        def sent(pid: int) -> dict[str, tuple[int, bool]]:
+            return waits.sent_data() if _is_network_of(pid) else {}
+
+        for answer in probe_each(sent, list(self._spaces().values()), deadline).values():
             rows.update({} if answer is HANGS else answer)
         for pid, rank in self._ranks.items():
             inodes = socket_inodes(pid, _MAX_SOCKETS)
@@ -293,18 +282,13 @@ def _rank_counters(pid: int, thread: int) -> dict[str, float]:
     words = contents(f"/proc/{pid}/task/{thread}/schedstat").split()
     cpu_s, queued_s = (int(word) / 1e9 for word in words[:2]) if len(words) == 3 else (0.0, 0.0)
     fields = contents(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return {
-        "cpu_s": cpu_s,
-        "queued_s": queued_s,
-        "throttled_s": _throttled_s(pid),
-        "faults": int(fields[9]) if len(fields) > 9 else 0,
-    }
+    faults, throttled_s = int(fields[9]) if len(fields) > 9 else 0, _throttled_s(pid)
+    times = {"cpu_s": cpu_s, "queued_s": queued_s, "throttled_s": throttled_s}
+    return {**times, "faults": faults}
 
 
 def _node_counters(ranks: Container[int]) -> tuple[dict[str, float], dict[Any, Any]]:
-    """Counters of the node; CPU time and name of each process that is no rank's and not ours.
-    ranks: their pids
-    """
+    """Counters of the node; CPU time and name of each process that is no rank's and not ours."""
     rows = [stat(contents(f"/proc/{pid}/stat")) for pid in pids()]
     parents = {row.pid: row.parent for row in rows if row}
 
@@ -339,7 +323,6 @@ def _node_counters(ranks: Container[int]) -> tuple[dict[str, float], dict[Any, A
 
 
 def _node_row(before: Any, after: Any, seconds: float) -> dict[str, Any]:
-    """The fields of `NodeGlances`."""
     (old, old_processes), (new, new_processes) = before, after
     delta = {name: max(0.0, new[name] - old[name]) for name in new}
     used = [

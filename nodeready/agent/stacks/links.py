@@ -20,11 +20,9 @@ from nodeready.agent.stacks import waits
 from nodeready.agent.stacks.descendants import StackTarget
 from nodeready.agent.stacks.processes import HANGS, contents, probe_each
 
-#: What of a rank waits: its main thread (named as in `threading`), the whole process, or its
-#: descendants.
+#: What of a rank waits: its main thread (as in `threading`), all of it, or its descendants.
 MAIN, WHOLE_PROCESS, DESCENDANTS = "MainThread", "(whole)", "(below)"
-#: Maximum of a process's rows, and of its connections that are reported: a process with more is
-#: part of a full mesh.
+#: Maximum rows and connections of a process: one with more is part of a full mesh.
 _MAX_ROWS, _MAX_ENDS = 64, 64
 _NEW_NET = 0x40000000  # CLONE_NEWNET of linux/sched.h
 #: How often a thread of the store is looked for, and the seconds between.
@@ -50,24 +48,14 @@ class _ProcessEnds:
 
 
 def _probe(
-    pid: int,
-    *,
-    threads: Container[int],
-    port: str,
-    shared: frozenset[str],
-    unix_peers: Mapping[str, str],
-    awaited: Collection[tuple[str, str]],
-    ages: Mapping[tuple[str, str], float],
-    late_s: float,
-) -> dict[str, Any]:
+    pid: int, *, threads: Container[int], port: str, shared: frozenset[str],
+    unix_peers: Mapping[str, str], awaited: Collection[tuple[str, str]],
+    ages: Mapping[tuple[str, str], float], late_s: float,
+) -> dict[str, Any]:  # fmt: skip
     """The fields of `_ProcessEnds`.
-
-    threads: that Python knows
-    port:    of the job's store; "": not known
-    shared:  files of shared memory
-    awaited: the connections for which its threads wait
-    ages:    of the connections of this network namespace (`waits.received_ages`)
-    late_s:  seconds ago from which on data came of late
+    threads: that Python knows; port: of the job's store; "": not known
+    shared:  files of shared memory; awaited: the connections for which its threads wait
+    ages:    see `waits.received_ages`; late_s: seconds ago from which on data came of late
     """
     if awaited and not os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net"):
         ages = waits.received_ages() if enter_network(pid) else {}
@@ -95,14 +83,11 @@ def enter_network(pid: int) -> bool:
 
 
 def _store_end(pair: Sequence[str], port: str) -> str:
-    """The end of a connection that has this port; "": neither has."""
     return next((address for address in pair if port and address.endswith(f":{port}")), "")
 
 
 def _serves_store(pid: int, threads: Container[int], port: str) -> bool:
-    """Whether a thread that Python does not know waits for clients at this port, as that of
-    torch's store does (TCPStoreBackend.cpp and TCPStoreLibUvBackend.cpp).
-    """
+    """Whether a thread unknown to Python serves this port (TCPStore*Backend.cpp of torch)."""
     numbers = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     numbers = [number for number in numbers if number != pid and number not in threads]
     for _ in range(_STORE_LOOKS):
@@ -110,10 +95,8 @@ def _serves_store(pid: int, threads: Container[int], port: str) -> bool:
             row = waits.probe_thread(pid, number)
             objects = waits.WaitCall(*row).objects if row else ()
             name = contents(f"/proc/{pid}/task/{number}/comm")
-            is_listening = any(
-                text.startswith("connections to ") and text.endswith(f":{port}")
-                for text in objects
-            )
+            listeners = [text for text in objects if text.startswith("connections to ")]
+            is_listening = any(text.endswith(f":{port}") for text in listeners)
             if is_listening or name.startswith("pt_tcpstore"):
                 return True
         # It may have been at work for a client.
@@ -137,9 +120,8 @@ def observe(
     began: float,
     deadline: float,
 ) -> None:
-    """Set each target's `waits_for`, `received` and `ends`.
-    calls: (process, thread) -> its call (`waits.observe`)
-    began: time.monotonic() of the first sample
+    """Set each target's `waits_for`, `received` and `ends`. calls: (process, thread) -> its call
+    (`waits.observe`). began: time.monotonic() of the first sample
     """
     target_by_pid: dict[int, StackTarget] = {}
     names: dict[int, dict[int, str]] = {}
@@ -165,24 +147,16 @@ def observe(
         with_peers = ((address, peer) for address, peer in call.sockets if peer)
         awaited.setdefault(pid, set()).update(with_peers)
     ages = waits.received_ages() if any(awaited.values()) else {}
-    answers = probe_each(
-        lambda pid: _probe(
-            pid,
-            threads=listed.get(pid, ()),
-            port=_port(target_by_pid[pid]),
-            shared=shared,
-            unix_peers=unix_peers,
-            awaited=awaited.get(pid, ()),
-            ages=ages,
+
+    def probe(pid: int) -> dict[str, Any]:
+        return _probe(
+            pid, threads=listed.get(pid, ()), port=_port(target_by_pid[pid]), shared=shared,
+            unix_peers=unix_peers, awaited=awaited.get(pid, ()), ages=ages,
             late_s=time.monotonic() - began,
-        ),
-        list(target_by_pid),
-        deadline,
-        owner_by_pid,
-    )
-    process_ends = {
-        pid: _ProcessEnds(**row) for pid, row in answers.items() if row and row is not HANGS
-    }
+        )  # fmt: skip
+
+    answers = probe_each(probe, list(target_by_pid), deadline, owner_by_pid).items()
+    process_ends = {pid: _ProcessEnds(**row) for pid, row in answers if row and row is not HANGS}
     node_ends = _NodeEnds(process_ends, target_by_pid, unix_peers)
     for target in (target_by_pid[pid] for pid in names):
         family_pids = [pid for pid in process_ends if target_by_pid[pid] is target]
@@ -214,11 +188,9 @@ class _NodeEnds:
     """Which rank of this node has which end of a connection, pipe or shared memory."""
 
     def __init__(
-        self,
-        process_ends: Mapping[int, _ProcessEnds],
-        target_by_pid: Mapping[int, StackTarget],
+        self, process_ends: Mapping[int, _ProcessEnds], target_by_pid: Mapping[int, StackTarget],
         unix_peers: Mapping[str, str],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.process_ends, self.target_by_pid = process_ends, target_by_pid
         self.unix_peers = unix_peers
         self.pid_by_pair: dict[tuple[int, str, str], int] = {}
@@ -248,9 +220,7 @@ class _NodeEnds:
         return bool(host) and host not in self.process_ends[pid].local
 
     def _server(self, pid: int, pair: Sequence[str]) -> int | None:
-        """The process of a rank of this node that has the end of this connection at the port of
-        the job's store.
-        """
+        """The process of this node's rank at the store's end of a connection."""
         end = _store_end(pair, _port(self.target_by_pid[pid]))
         if not end or end == pair[0]:
             return pid if end else None
@@ -274,10 +244,9 @@ class _NodeEnds:
         """
         port = _port(self.target_by_pid[pid])
         pairs = [pair for pair in call.sockets if _store_end(pair, port)]
-        return all(
-            self.process_ends[pid].has_torch
-            and (self._server(pid, pair) is None or self._is_store(pid, pair))
-            for pair in pairs
+        has_torch = not pairs or self.process_ends[pid].has_torch
+        return has_torch and all(
+            self._server(pid, pair) is None or self._is_store(pid, pair) for pair in pairs
         )
 
     def peers(self, pid: int, pairs: Iterable[Sequence[str]]) -> list[str]:
@@ -303,27 +272,19 @@ class _NodeEnds:
 
     def waits_of_call(self, pid: int, call: waits.WaitCall) -> list[str]:
         """The ranks that a call waits for, as in `peers`. ``may`` stands before a process that
-        shares memory, and before all if the waiting process or a process of no rank also holds the
-        pipe.
+        shares memory, and before all if the waiter or a process of no rank also holds the pipe.
         """
         peers = self.peers(pid, call.sockets)
         rank_pid = self.target_by_pid[pid].pid
         child = self.target_by_pid.get(call.child)
         peers += [f"pid {child.pid}"] if child and child.pid != rank_pid else []
-        holders = {
-            self.target_by_pid[holder].pid if holder in self.target_by_pid else 0
-            for holder in call.holders
-        }
+        owners = map(self.target_by_pid.get, call.holders)
+        holders = {owner.pid if owner else 0 for owner in owners}
         prefix = "may " if holders & {0, rank_pid} else ""
         peers += [f"{prefix}pid {holder}" for holder in sorted(holders - {0, rank_pid})]
-        sharing_pids = {
-            self.target_by_pid[process_pid].pid
-            for process_pid, process in self.process_ends.items()
-            if call.shared in process.maps
-        }
-        return peers + [
-            f"may pid {sharing_pid}" for sharing_pid in sorted(sharing_pids - {rank_pid})
-        ]
+        sharing = (pid for pid, row in self.process_ends.items() if call.shared in row.maps)
+        pids = {self.target_by_pid[pid].pid for pid in sharing} - {rank_pid}
+        return peers + [f"may pid {sharing_pid}" for sharing_pid in sorted(pids)]
 
     def ends(self, pids: Iterable[int]) -> list[str]:
         """Own address and peer's of the connections to other nodes, as in

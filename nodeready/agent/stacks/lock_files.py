@@ -56,9 +56,7 @@ def _probe(target: StackTarget) -> list[Any] | None:
 
 
 def _probe_open(pid: int, locked: Collection[tuple[int, int]]) -> list[Any] | None:
-    """What `_probe` returns, of a file that a process has open and another one has locked; None:
-    no such file. locked: as of `waits.write_locked`. For a fork.
-    """
+    """As `_probe`, of an open file that another has locked (`waits.write_locked`); for a fork."""
     inodes = {inode for inode, owner in locked if owner != pid}
     for number in list_directory(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
@@ -85,9 +83,7 @@ def observe(
     calls: dict[tuple[int, int], tuple[waits.WaitCall, str]],
     deadline: float,
 ) -> None:
-    """Set the holders and the phrase of the calls in which targets poll for lock files.
-    calls: as of `waits.observe`
-    """
+    """Set holders and phrase of calls that poll for lock files. calls: see `waits.observe`"""
     locked = waits.write_locked(contents("/proc/locks"))
     polling: dict[int, StackTarget] = {}
     for target in targets:

@@ -13,15 +13,15 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nodeready.agent.runtime import ForkedWorker, Send
 from nodeready.agent.users_file import main_uid
 
-#: The variables in which launchers number a rank: (rank, rank on the node, number of ranks), the
-#: most reliable first. A Slurm step may start mpirun, and both may start torchrun.
+#: Launchers' variables (rank, rank on the node, number of ranks), the most reliable first: a Slurm
+#: step may start mpirun, and both may start torchrun.
 FAMILIES = (
     ("RANK", "LOCAL_RANK", ("WORLD_SIZE",)),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_SIZE",)),
@@ -58,9 +58,8 @@ _STAT = re.compile(r"(\d+) \((.*)\) (\S)((?: -?\d+){19,})", re.S)
 # The cgroups that slurmd makes for a job (Slurm's cgroup.conf(5)), below slurmd's, v1 or v2. Users
 # can create cgroups only below that of their login, user@UID.service of systemd.
 _JOB = re.compile(
-    r"^\d+:[^:\n]*:((?:/[^/\n]*)*?)/(?:slurm[^/\n]*/uid_\d+|[^/\n]*slurmstepd\.scope)/job_(\d{1,10})"
-    r"(?:/|$)",
-    re.M,
+    r"(?m)^\d+:[^:\n]*:((?:/[^/\n]*)*?)/(?:slurm[^/\n]*/uid_\d+|[^/\n]*slurmstepd\.scope)"
+    r"/job_(\d{1,10})(?:/|$)"
 )
 _LOGIN = re.compile(r"/(user\.slice|user@)")
 #: State of a process that its cgroup has frozen; the kernel shows D (cgroup v1) or S (v2) instead.
@@ -117,9 +116,7 @@ class ScannedProcess:
     # the Slurm job whose cgroup it is in, which only root can choose; "": none
     cgroup_job: str = ""
     hangs: bool = False  # its memory cannot be read: the read hangs in the kernel
-    # the user who started it; None: not readable. An environment proves nothing: its user writes
-    # it
-    uid: int | None = None
+    uid: int | None = None  # the user who started it (an environment proves nothing); None: unread
     main_uid: int | None = None  # the same for all ids of that user (`users_file.main_uid`)
     # the pid of the leader of its process group or session, which has ended; 0: neither has
     lost_leader: int = 0
@@ -147,9 +144,7 @@ class Facts:
     uid: int  # of its owner
     switches: int = 0  # voluntary context switches of its main thread: how often it has waited
     main_cpu_s: float = 0.0  # CPU time of its main thread alone
-    # calls of read(2), write(2) and the like by all its threads; None: not readable, as for
-    # another user's process
-    calls: int | None = None
+    calls: int | None = None  # of read(2), write(2) and the like, of all threads; None: unread
     # its main thread has left the program; the kernel frees its memory and files
     exiting: bool = False
     # bytes written to files by all its threads; bytes and calls of read(2) and the like of its
@@ -204,9 +199,7 @@ def slurm_job(text: str) -> str:
 
 
 def is_frozen(cgroups: str, wait_channel: str) -> bool:
-    """Whether a cgroup in this text of /proc/PID/cgroup is frozen, such as by `docker pause`; or
-    its process waits where only a frozen one does.
-    """
+    """Whether a cgroup in /proc/PID/cgroup is frozen, or its process waits as if it were."""
     if wait_channel.partition("+")[0] in _FREEZER_TRAPS:
         return True
     return any(
@@ -224,9 +217,7 @@ def kernel_stack(text: str) -> tuple[str, ...]:
 
 
 def main_cpu_s(schedstat: str, task_stat: str) -> float:
-    """CPU seconds of one thread. /proc/PID/task/TID/schedstat counts nanoseconds (sched-stats.rst
-    of Linux), if the kernel has it; else ``stat`` of the thread counts ticks.
-    """
+    """CPU seconds of a thread: of schedstat (ns; Linux' sched-stats.rst), else of stat (ticks)."""
     words = schedstat.split()
     if len(words) == 3 and words[0].isdigit():
         return round(int(words[0]) / 1e9, 4)
@@ -245,19 +236,11 @@ _TRANSFERS = ("rchar", "syscr", "wchar", "syscw")
 
 
 def facts(
-    stat_text: str,
-    status: str,
-    wchan: str,
-    stack: str,
-    task: tuple[str, str] = ("", ""),
-    *,
-    io: str = "",
-    task_io: str = "",
-) -> Facts | None:
-    """The facts of one process, from the texts of its files; None: it has ended.
-
-    task: schedstat and stat of its main thread
-    io, task_io: of the process and of its main thread
+    stat_text: str, status: str, wchan: str, stack: str, task: tuple[str, str] = ("", ""), *,
+    io: str = "", task_io: str = "",
+) -> Facts | None:  # fmt: skip
+    """The facts of one process, from the texts of its files; None: it has ended. task: schedstat
+    and stat of its main thread. io, task_io: of the process and of its main thread
     """
     parsed = stat(stat_text)
     if parsed is None:
@@ -267,24 +250,13 @@ def facts(
     tracer, uid, switches = (
         int(numbers.get(name, 0)) for name in ("TracerPid", "Uid", "voluntary_ctxt_switches")
     )
+    written = read_and_written(io, "write_bytes") or 0
+    transfers = (read_and_written(task_io, name) or 0 for name in _TRANSFERS)
     return Facts(
-        parsed.state,
-        "" if wchan.strip() == "0" else wchan.strip()[:100],
-        kernel_stack(stack),
-        parsed.cpu_s,
-        parsed.start_s,
-        parsed.threads,
-        tracer,
-        uid,
-        switches,
-        main_cpu_s(*task),
-        read_and_written(io, "syscr", "syscw"),
-        parsed.exiting,
-        (
-            read_and_written(io, "write_bytes") or 0,
-            *(read_and_written(task_io, name) or 0 for name in _TRANSFERS),
-        ),
-    )
+        parsed.state, "" if wchan.strip() == "0" else wchan.strip()[:100], kernel_stack(stack),
+        parsed.cpu_s, parsed.start_s, parsed.threads, tracer, uid, switches, main_cpu_s(*task),
+        read_and_written(io, "syscr", "syscw"), parsed.exiting, (written, *transfers),
+    )  # fmt: skip
 
 
 def _read(path: str, max_bytes: int = 65536) -> bytes | None:
@@ -321,14 +293,11 @@ def environment_of(pid: int) -> dict[str, str] | None:
 
 
 def pids() -> list[int]:
-    """All processes, as they are now."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def _outer_fields(pid: int) -> dict[str, Any] | None:
-    """The fields of `ScannedProcess` that are read without a lock of its memory, so no read hangs.
-    None: it has ended, or is a kernel thread.
-    """
+    """The fields that are read without a lock of its memory; None: ended, or a kernel's thread."""
     parsed = stat(contents(f"/proc/{pid}/stat"))
     if parsed is None or parsed.kernel:
         return None
@@ -370,10 +339,9 @@ def _scan_one(pid: int) -> dict[str, Any] | None:
 
 
 def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | None:
-    """The facts of one process, as in `facts`.
-    locked: also read what the kernel shows under a lock that a process in execve(2) holds: its
-            kernel stack and its io (lock_trace() and do_io_accounting() in fs/proc/base.c)
-    thread: the thread whose state, wait, switches and time are read; 0: the main thread
+    """The fields of `Facts`. locked: also the kernel stack and io, which are under a lock that a
+    process in execve(2) holds (lock_trace() and do_io_accounting(), fs/proc/base.c). thread: whose
+    state, wait, switches and time are read; 0: the main thread
     """
     task = f"/proc/{pid}/task/{thread or pid}"
     if thread and not os.path.exists(task):
@@ -407,11 +375,9 @@ def probe_each(
     deadline: float,
     owner_by_number: Mapping[int, object] | None = None,
 ) -> dict[int, Any]:
-    """The result of ``probe(number)`` for each number, called in a fork; HANGS: no answer in time.
-
-    deadline: a moment of time.monotonic(); numbers that were not reached by then are left out
-    owner_by_number: the owners take turns; after a hang, the remaining numbers of the same owner
-              come last
+    """The result of ``probe(number)`` for each number, in a fork; HANGS: no answer in time.
+    deadline: of time.monotonic(); numbers not reached by then are left out. owner_by_number: the
+    owners take turns, and after a hang the owner's further numbers are last
     """
     answers: dict[int, Any] = {}
     owner_of = (owner_by_number or {}).get
@@ -478,12 +444,22 @@ def children() -> dict[int, list[int]]:
     return children_by_parent
 
 
+def descendants(
+    pid: int, children_of: Mapping[int, Sequence[int]], excluded: Collection[int] = ()
+) -> Iterator[int]:
+    """The descendants of a process, the nearest first; an excluded process ends its branch."""
+    visited, level = {pid}, [pid]
+    while level:
+        started = dict.fromkeys(child for parent in level for child in children_of.get(parent, ()))
+        level = [child for child in started if child not in visited and child not in excluded]
+        visited.update(level)
+        yield from level
+
+
 def observe(
     numbers: Sequence[int], deadline: float, threads: Mapping[int, int] | None = None
 ) -> dict[int, Facts | None]:
-    """The facts of these processes; None: ended. Those not reached in time are left out.
-    threads: process -> the thread to probe, if that is not the main thread
-    """
+    """The facts; None: ended; late ones are left out. threads: process -> its thread to probe"""
     thread_by_pid = threads or {}
 
     def probe(pid: int, locked: bool = True) -> dict[str, Any] | None:

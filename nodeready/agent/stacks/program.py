@@ -62,9 +62,7 @@ def pack(trace: Mapping[str, Any]) -> str:
 
 
 def unpack(text: str, nonce: str) -> Any:
-    """The trace among the lines that a node printed, not yet checked. Raises NoTrace if it is
-    missing, and DecodeError.
-    """
+    """The unchecked trace among a node's lines. Raises NoTrace without one, and DecodeError."""
     mark = f"{nonce} trace "
     index = text.rfind(mark)
     if index < 0:
@@ -75,6 +73,8 @@ def unpack(text: str, nonce: str) -> Any:
 
 # --- The program.
 
+Targets = Sequence[StackTarget]
+Scan = Sequence[processes.ScannedProcess]
 SCHEMA = "nodeready.trace/1"
 #: Seconds of the run that are reserved for the answer.
 _ANSWER_S = 1.0
@@ -97,8 +97,7 @@ _LEVELS = (
 )
 #: Minimum seconds for the stacks of all descendants; they get as many as the ranks' stacks took.
 _DESCENDANTS_S = 1.0
-#: Seconds without a step after which one more sample of a rank that stands tells nothing: few jobs
-#: have longer steps.
+#: Seconds without a step after which one more sample tells nothing: few jobs have longer steps.
 _STOOD_S = 60.0
 #: The beginning of the note on a process whose system calls were not counted.
 NO_SYSTEM_CALLS = "no system calls: "
@@ -136,8 +135,7 @@ class StacksConfig:
     owner: str = ""  # see `ranks.Selection`
     is_elsewhere: bool = False  # likewise
     parts: tuple[str, ...] = ()  # numbers of the further parts of a heterogeneous job
-    # seconds to one more sample, if the first samples cannot distinguish a slow job from a job
-    # that hangs; 0: none
+    # seconds to one more sample, if the first ones cannot tell a slow job from a hung one; 0: none
     longer_s: float = 0.0
     # the samples lie this many seconds apart altogether, and glances between them (`glances`) tell
     # how often each rank waits; 0: none
@@ -176,9 +174,7 @@ def main(config: StacksConfig) -> None:
         print(f"{config.nonce} {line}", flush=True)
 
 
-def _pack_within_limits(
-    trace: dict[str, Any], targets: Sequence[StackTarget], instead: Sequence[str]
-) -> str:
+def _pack_within_limits(trace: dict[str, Any], targets: Targets, instead: Sequence[str]) -> str:
     """The answer with as much detail as fits; the owner with the largest part loses some first."""
     levels = dict.fromkeys((target.owner for target in targets), 0)
     sizes: dict[str, tuple[float, ...]] = {}
@@ -205,7 +201,7 @@ def _pack_within_limits(
                 target.add_note(_LEVELS[levels[largest]][-1])
 
 
-def _stacks(targets: Sequence[StackTarget], levels: Mapping[str, int]) -> dict[str, Any]:
+def _stacks(targets: Targets, levels: Mapping[str, int]) -> dict[str, Any]:
     """The frames, stacks and processes of these targets in the trace."""
     table = StackTable()
     thread_waits: dict[threads.ThreadWait, int] = {}
@@ -217,17 +213,13 @@ def _stacks(targets: Sequence[StackTarget], levels: Mapping[str, int]) -> dict[s
             row["below"] = descendants.plain(target, table)
             row["locals"] = target.dumps[-1].locals if target.dumps else ()
             row["witnesses"] = target.witnesses
-            row["thread_rows"] = [
-                (thread_waits.setdefault(wait, len(thread_waits)), count)
-                for wait, count in target.thread_rows
-            ]
+            number = thread_waits.setdefault
+            rows_of_threads = target.thread_rows
+            row["thread_rows"] = [(number(w, len(thread_waits)), n) for w, n in rows_of_threads]
         rows.append(row)
-    return {
-        "frames": table.frames,
-        "stacks": table.stacks,
-        "processes": rows,
-        "thread_waits": list(map(vars, thread_waits)),
-    }
+    waits_of_threads = list(map(vars, thread_waits))
+    stacks = {"frames": table.frames, "stacks": table.stacks, "processes": rows}
+    return {**stacks, "thread_waits": waits_of_threads}
 
 
 def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
@@ -247,9 +239,7 @@ def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
     return (*parts, len(text) / (MAX_BYTES - _HEAD), wire.cost(text) / (MAX_COST - _HEAD))
 
 
-def _owner_shares(
-    trace: dict[str, Any], targets: Sequence[StackTarget], level: int
-) -> tuple[float, ...]:
+def _owner_shares(trace: dict[str, Any], targets: Targets, level: int) -> tuple[float, ...]:
     """The shares of an answer that an owner's processes use: `_shares`, then of its length."""
     stacks = _stacks(targets, {targets[0].owner: level})
     parts = _shares(stacks)
@@ -260,12 +250,11 @@ def _owner_shares(
 def _snapshot(
     supervisor: ProcessSupervisor, config: StacksConfig, trace: dict[str, Any]
 ) -> tuple[list[StackTarget], list[str], str]:
-    """The ranks with their observations, the processes to show without ranks, and an error. The
-    error tells why the result is incomplete.
-    trace: gets the witnesses of the node, and the seconds between samples
+    """The ranks with their observations, the processes to show without ranks, and why the result
+    is incomplete. trace: gets the witnesses of the node, and the seconds between samples
     """
     # The search for the ranks must leave time to probe them.
-    every_process, left_out = processes.scan(_deadline(supervisor, supervisor.left_s / 2))
+    every_process, left_out = processes.scan(_deadline(supervisor, 2))
     scanned = ranks.with_parts(ranks.with_ray_jobs(every_process), config.job, config.parts)
     problems = [f"{left_out} processes were not looked at: no time left"] if left_out else []
     selection = ranks.Selection(
@@ -281,7 +270,7 @@ def _snapshot(
         matched, unmatched = _match_commands(supervisor, scanned, re.compile(config.match))
         if unmatched:
             problems.append(f"--match takes too long for {unmatched} command lines")
-    computes = descendants.computes(_deadline(supervisor, supervisor.left_s / 4))
+    computes = descendants.computes(_deadline(supervisor, 4))
     found_ranks = ranks.select(scanned, selection, os.getpid(), matched, computes)
     if not selection.pids:
         found_ranks = _with_spawned(supervisor, config, scanned, found_ranks)
@@ -312,10 +301,7 @@ def _snapshot(
 
 
 def _with_spawned(
-    supervisor: ProcessSupervisor,
-    config: StacksConfig,
-    scanned: Sequence[processes.ScannedProcess],
-    found_ranks: list[JobRank],
+    supervisor: ProcessSupervisor, config: StacksConfig, scanned: Scan, found_ranks: list[JobRank]
 ) -> list[JobRank]:
     """The ranks, with unnumbered ranks in place of the parent that started them."""
     own_pids, path = ranks.own_processes(scanned, os.getpid()), py_spy.find(config.py_spy)
@@ -328,7 +314,7 @@ def _with_spawned(
     if not found_ranks and (parent := re.fullmatch(descendants.JOB, config.job)):
         parents = [process for process in scanned if str(process.pid) == parent[1]]
         found_ranks = [JobRank(process, RankIdentity()) for process in parents]
-    deadline = _deadline(supervisor, supervisor.left_s / 4)
+    deadline = _deadline(supervisor, 4)
     numbered_ranks: list[JobRank] = []
     for rank in descendants.with_ray_ranks(found_ranks, deadline):
         is_unnumbered = rank.identity.rank is None and not rank.stranger
@@ -340,19 +326,14 @@ def _with_spawned(
 
 
 def _capture(
-    supervisor: ProcessSupervisor,
-    config: StacksConfig,
-    targets: Sequence[StackTarget],
-    scanned: Sequence[processes.ScannedProcess],
+    supervisor: ProcessSupervisor, config: StacksConfig, targets: Targets, scanned: Scan
 ) -> tuple[dict[str, Any], float]:
     """Take all samples of the targets and of their descendants; the node's witnesses, and the
-    average seconds from one sample to the next.
-    scanned: all processes of the scan
+    average seconds between samples. scanned: all processes of the scan
     """
     path = py_spy.find(config.py_spy)
-    witnesses = ask_witnesses.Witnesses(
-        supervisor, targets, ras=config.ras, dump=config.dump, check=config.check
-    )
+    options = {"ras": config.ras, "dump": config.dump, "check": config.check}
+    witnesses = ask_witnesses.Witnesses(supervisor, targets, **options)
     began = since = next_sample = time.monotonic()
     observer = glances.Glances(targets, config.slow_s) if config.slow_s else None
     samples, number = max(1, config.samples), 0
@@ -365,7 +346,7 @@ def _capture(
         mode = py_spy.LOCALS if is_last and config.locals else py_spy.PLAIN
         limit_s = supervisor.left_s / max(1, samples - number)
         if observer:
-            observer.look(since, _deadline(supervisor, limit_s / 4))
+            observer.look(since, _deadline(supervisor, 4 * max(1, samples - number)))
             is_last |= time.monotonic() - began > config.slow_s
         dumped_s = _take_dumps(
             supervisor, targets, path, kept_characters, limit_s, mode=mode, observer=observer
@@ -374,11 +355,11 @@ def _capture(
             _observe_threads(supervisor, targets)
             witnesses.ask()
             pids = [target.pid for target in targets if target.facts and not target.rank.stranger]
-            thread_calls = threads.first_look(pids, _deadline(supervisor, supervisor.left_s / 4))
+            thread_calls = threads.first_look(pids, _deadline(supervisor, 4))
         is_extendable = number == samples - 1 and 0 < 2 * config.longer_s < supervisor.left_s
         if is_last and not (is_extendable and _may_be_slow(targets)):
             break
-        if is_last and _have_stood(targets, _deadline(supervisor, supervisor.left_s / 4)):
+        if is_last and _have_stood(targets, _deadline(supervisor, 4)):
             # The kernel tells already what one more sample would.
             since -= config.longer_s
             break
@@ -391,13 +372,10 @@ def _capture(
     seconds = next_sample - began
     of_node = observer.finish() if observer else None
     calls = _observe_descendants(supervisor, targets, scanned, seconds)
-    links.observe(targets, calls, since, _deadline(supervisor, supervisor.left_s / 2))
+    links.observe(targets, calls, since, _deadline(supervisor, 2))
     mains = {target.pid: target.thread or target.pid for target in targets}
-    thread_rows = threads.observe(
-        {pid: mains[pid] for pid in thread_calls},
-        thread_calls,
-        _deadline(supervisor, supervisor.left_s / 4),
-    )
+    mains = {pid: mains[pid] for pid in thread_calls}
+    thread_rows = threads.observe(mains, thread_calls, _deadline(supervisor, 4))
     for target in targets:
         target.thread_rows = thread_rows.get(target.pid, [])
         target.note_interpreter_lock(seconds)
@@ -410,14 +388,12 @@ def _capture(
     return answers, seconds / number if number else config.interval_s
 
 
-def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
+def _may_be_slow(targets: Targets) -> bool:
     """Whether one more sample may help: most ranks stand still, and no rank is blocked. A job also
     stands still if its step takes longer than the samples.
     """
     live = [target for target in targets if target.facts and not target.rank.stranger]
-    if any(
-        target.refusal(0) or target.facts[-1].state in ("D", processes.FROZEN) for target in live
-    ):
+    if any(t.refusal(0) or t.facts[-1].state in ("D", processes.FROZEN) for t in live):
         return False
     pythons = [target for target in live if target.rank.process.python]
     return bool(pythons) and 2 * sum(map(_stands, pythons)) >= len(pythons)
@@ -429,7 +405,7 @@ def _stands(target: StackTarget) -> bool:
     return len(mains) > 1 and mains[0] is not None and len({*mains}) == 1
 
 
-def _have_stood(targets: Sequence[StackTarget], deadline: float) -> bool:
+def _have_stood(targets: Targets, deadline: float) -> bool:
     """Whether no thread of Python has run for `_STOOD_S` on any rank that stands still."""
     numbers = {
         target.pid: [target.pid, *(row.number for row in target.dumps[-1].threads if row.number)]
@@ -445,9 +421,7 @@ def _have_stood(targets: Sequence[StackTarget], deadline: float) -> bool:
 
 
 def _match_commands(
-    supervisor: ProcessSupervisor,
-    scanned: Sequence[processes.ScannedProcess],
-    pattern: re.Pattern[str],
+    supervisor: ProcessSupervisor, scanned: Scan, pattern: re.Pattern[str]
 ) -> tuple[set[int], int]:
     """The processes whose command lines contain the expression, and how many were not searched. A
     user chooses the command line, on which an expression may take hours. So a fork searches it.
@@ -456,16 +430,14 @@ def _match_commands(
     answers = processes.probe_each(
         lambda pid: pattern.search(commands[pid]) is not None,
         list(commands),
-        _deadline(supervisor, supervisor.left_s / 2),
+        _deadline(supervisor, 2),
         {process.pid: process.uid for process in scanned},
     )
     unmatched = sum(answers.get(pid, processes.HANGS) is processes.HANGS for pid in commands)
     return {pid for pid, hit in answers.items() if hit is True}, unmatched
 
 
-def _uid(
-    supervisor: ProcessSupervisor, user: str, scanned: Sequence[processes.ScannedProcess]
-) -> int | None:
+def _uid(supervisor: ProcessSupervisor, user: str, scanned: Scan) -> int | None:
     """The user's uid among these processes; None: no user given; -1: the user has no process."""
     if not user:
         return None
@@ -473,15 +445,15 @@ def _uid(
     return next((uid for uid, name in names.items() if user in (name, str(uid))), -1)
 
 
-def _deadline(supervisor: ProcessSupervisor, seconds: float) -> float:
-    return min(supervisor.deadline, time.monotonic() + seconds)
+def _deadline(supervisor: ProcessSupervisor, parts: int) -> float:
+    """The moment at which a part of the remaining time has passed: a half, a quarter."""
+    return min(supervisor.deadline, time.monotonic() + supervisor.left_s / parts)
 
 
-def _observe(supervisor: ProcessSupervisor, targets: Sequence[StackTarget]) -> None:
-    """Add the current facts of all targets."""
+def _observe(supervisor: ProcessSupervisor, targets: Targets) -> None:
     facts_by_pid = processes.observe(
         [target.pid for target in targets],
-        _deadline(supervisor, supervisor.left_s / 2),
+        _deadline(supervisor, 2),
         {target.pid: target.thread for target in targets},
     )
     for target in targets:
@@ -489,7 +461,7 @@ def _observe(supervisor: ProcessSupervisor, targets: Sequence[StackTarget]) -> N
             target.add_facts(facts_by_pid[target.pid])
 
 
-def _observe_sample(supervisor: ProcessSupervisor, targets: Sequence[StackTarget]) -> None:
+def _observe_sample(supervisor: ProcessSupervisor, targets: Targets) -> None:
     """The kernel's facts of one sample, before a probe that could change them."""
     _observe(supervisor, targets)
     for target in targets:
@@ -500,7 +472,7 @@ def _observe_sample(supervisor: ProcessSupervisor, targets: Sequence[StackTarget
         target.calls.append(facts.calls if facts else None)
 
 
-def _observe_threads(supervisor: ProcessSupervisor, targets: Sequence[StackTarget]) -> None:
+def _observe_threads(supervisor: ProcessSupervisor, targets: Targets) -> None:
     """Take the first facts again of targets whose dump names another thread as the main one."""
     threaded = [target for target in targets if target.thread]
     _observe(supervisor, threaded)
@@ -511,16 +483,13 @@ def _observe_threads(supervisor: ProcessSupervisor, targets: Sequence[StackTarge
 
 
 def _observe_descendants(
-    supervisor: ProcessSupervisor,
-    targets: Sequence[StackTarget],
-    scanned: Sequence[processes.ScannedProcess],
-    seconds: float,
+    supervisor: ProcessSupervisor, targets: Targets, scanned: Scan, seconds: float
 ) -> dict[tuple[int, int], waits.WaitCall]:
     """Observe the descendants, and set `waits_on` and `work` of all targets. Returns the
     calls of all threads, by process and thread. seconds: since the first sample
     """
     own_pids = ranks.own_processes(scanned, os.getpid())
-    descendants.find(targets, scanned, own_pids, _deadline(supervisor, supervisor.left_s / 2))
+    descendants.find(targets, scanned, own_pids, _deadline(supervisor, 2))
     started = [descendant for target in targets for descendant in target.descendants]
     _observe(supervisor, started)
     for descendant in started:
@@ -540,7 +509,7 @@ def _observe_descendants(
         target.pid: (target.thread, *target.thread_names)
         for target in probed if target.facts and not target.rank.stranger
     }  # fmt: skip
-    deadline = _deadline(supervisor, supervisor.left_s / 2)
+    deadline = _deadline(supervisor, 2)
     call_and_phrase = waits.observe(threads, likely_holders, deadline)
     lock_files.observe(targets, call_and_phrase, deadline)
     for target in probed:
@@ -556,22 +525,14 @@ def _observe_descendants(
 
 
 def _take_dumps(
-    supervisor: ProcessSupervisor,
-    targets: Sequence[StackTarget],
-    path: str,
-    kept_characters: Counter[str],
-    limit_s: float,
-    *,
-    until: float = float("inf"),
-    mode: str = py_spy.PLAIN,
+    supervisor: ProcessSupervisor, targets: Targets, path: str, kept_characters: Counter[str],
+    limit_s: float, *, until: float = float("inf"), mode: str = py_spy.PLAIN,
     observer: glances.Glances | None = None,
-) -> float:
+) -> float:  # fmt: skip
     """Add py-spy's dump of each target, several at a time; returns the seconds that this took.
-    path:    path of py-spy
     kept_characters: owner -> characters of all frames of the owner's processes so far; updated
-    limit_s: seconds for all processes, if they belong to several owners
-    until:   a moment of time.monotonic() after which no dump is begun
-    mode:    see `py_spy.take`
+    limit_s:  seconds for all processes, if they belong to several owners
+    until:    a moment of time.monotonic() after which no dump is begun
     observer: notes where each target is before and after its dump
     """
     began = time.monotonic()
@@ -622,10 +583,7 @@ def _take_dumps(
 
 
 def _take_native_stacks(
-    supervisor: ProcessSupervisor,
-    path: str,
-    targets: Sequence[StackTarget],
-    native_threads: Sequence[int],
+    supervisor: ProcessSupervisor, path: str, targets: Targets, native_threads: Sequence[int]
 ) -> None:
     """Take the native stacks, one at a time: each dump reads the symbols of all libraries."""
     for target in targets:
@@ -635,16 +593,14 @@ def _take_native_stacks(
         if not reason and supervisor.deadline < time.monotonic():
             reason = NO_TIME
         if not reason:
-            target.native = py_spy.take(
-                supervisor, path, target.pid, supervisor.left_s, py_spy.NATIVE
-            )
+            limit_s = supervisor.left_s
+            target.native = py_spy.take(supervisor, path, target.pid, limit_s, py_spy.NATIVE)
             reason = target.native.error
             may_be_stopped = reason == py_spy.HUNG
             if reason in (py_spy.ENDED_INTERPRETER, py_spy.NOT_PYTHON):
                 # The second tool runs after the first: both stop the process.
-                frames, reason, may_be_stopped = gdb.live_stack(
-                    supervisor, target.pid, supervisor.left_s
-                )
+                limit_s = supervisor.left_s
+                frames, reason, may_be_stopped = gdb.live_stack(supervisor, target.pid, limit_s)
                 target.native = py_spy.Dump(tuple(frames) or None, error=reason)
             if may_be_stopped:
                 _resume(supervisor, target)
@@ -668,12 +624,8 @@ def _take_native_threads(
 
 
 def _count_system_calls(
-    supervisor: ProcessSupervisor,
-    seconds: float,
-    targets: Sequence[StackTarget],
-    scanned: Sequence[processes.ScannedProcess],
+    supervisor: ProcessSupervisor, seconds: float, targets: Targets, scanned: Scan
 ) -> None:
-    """Count the system calls of the targets, one after the other."""
     for target in targets:
         _observe(supervisor, [target])
         reason = target.refusal(os.geteuid(), native=True)
@@ -689,9 +641,8 @@ def _count_system_calls(
 
 
 def _resume(supervisor: ProcessSupervisor, target: StackTarget) -> None:
-    """Send SIGCONT to a target, to which a killed py-spy may have left a pending SIGSTOP. SIGSTOP
-    arrives only when the target leaves the kernel. A target that was already stopped is never
-    unwound.
+    """Continue a target to which a killed py-spy may have left a pending SIGSTOP, which arrives
+    when it leaves the kernel. A target that was already stopped is never unwound.
     """
     _observe(supervisor, [target])
     if not target.refusal(0).startswith(("ended", "traced")):
@@ -711,21 +662,16 @@ def _user_names(
         except KeyError:
             return str(uid)
 
-    deadline = _deadline(supervisor, supervisor.left_s / 2)
+    deadline = _deadline(supervisor, 2)
     names = processes.probe_each(name, known_uids, deadline)
     unknown = (None, processes.HANGS)
     return {uid: str(uid) if names.get(uid) in unknown else names[uid] for uid in known_uids}
 
 
-def _describe(
-    supervisor: ProcessSupervisor, pythons: Sequence[processes.ScannedProcess]
-) -> list[str]:
+def _describe(supervisor: ProcessSupervisor, pythons: Scan) -> list[str]:
     """The processes to show if no rank was found, one line each."""
     facts_by_pid = processes.observe([process.pid for process in pythons], supervisor.deadline)
     uids = {pid: facts.uid for pid, facts in facts_by_pid.items() if facts}
     names = _user_names(supervisor, set(uids.values()))
-    return [
-        f"{p.command[:100] or p.name} (pid {p.pid}, user {names[uids[p.pid]]})"
-        for p in pythons
-        if p.pid in uids
-    ]
+    rows = [p for p in pythons if p.pid in uids]
+    return [f"{p.command[:100] or p.name} (pid {p.pid}, user {names[uids[p.pid]]})" for p in rows]

@@ -54,8 +54,7 @@ _OPTIONS = {
 HUNG = "py-spy did not finish in time"
 #: A finalised interpreter; since then the process runs only C or C++.
 ENDED_INTERPRETER = "its interpreter has ended: it hangs in C or C++ on its way out"
-#: The main thread has no call of Python's: functions of C that atexit registered, the end of
-#: modules.
+#: The main thread has no call of Python's: C's functions of atexit, the end of modules.
 NO_CALL = "no call of Python is left in its main thread: its interpreter is about to end"
 ENDED = "it has ended"
 NO_FILE = "py-spy does not find its files: they lie in a container, or are replaced by now"
@@ -214,7 +213,6 @@ def _trainer(threads: Sequence[PySpyThread]) -> int | None:
 
 
 def _number(value: Any) -> int:
-    """A thread's number; 0: the value is not such a number."""
     return value if isinstance(value, int) and 0 < value < 1 << 22 else 0
 
 
@@ -222,9 +220,7 @@ _SPAWN = "torch/multiprocessing/spawn.py"
 
 
 def _count(frames: Sequence[Any], function: str, name: str) -> int:
-    """The value of a variable of a call in torch/multiprocessing/spawn.py, a small number. -1:
-    there is no such call or number, or the dump has no variables.
-    """
+    """A small number of a call in torch/multiprocessing/spawn.py; -1: no such call or variable."""
     for frame in frames[-KEPT_FRAMES:]:
         variables = frame.get("locals")
         is_call = frame["name"] == function and isinstance(variables, list)
@@ -266,9 +262,7 @@ def _numbers(frames: Sequence[Any]) -> Iterator[tuple[str, int]]:
 def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
     """Variables of the innermost calls: of the user's code, else of any."""
     with_locals = [frame for frame in frames if isinstance(frame, dict) and frame.get("locals")]
-    user_frames = [
-        frame for frame in with_locals if not _LIBRARY.search(str(frame.get("filename")))
-    ]
+    user_frames = [row for row in with_locals if not _LIBRARY.search(str(row.get("filename")))]
     variables = []
     for frame in (user_frames or with_locals)[:_LOCAL_FRAMES]:
         rows = frame["locals"] if isinstance(frame["locals"], list) else []
@@ -318,14 +312,10 @@ def _start_s(pid: int) -> float:
 def take(
     supervisor: ProcessSupervisor, path: str, pid: int, limit_s: float, mode: str = PLAIN
 ) -> Dump:
-    """A dump of this process; the reason of a failure is its `error`.
-
-    limit_s: seconds that are left of the run
-    mode:    NATIVE: with native frames: py-spy stops its target, which must not be in state D or
-             T; LOCALS: with variables; LOCK: with the path of the lock file that it may poll for
-
-    If no process has its pid and start time any more, the error is that it has ended, for any
-    message of py-spy.
+    """A dump of this process; its `error` tells why there is no stack. limit_s: seconds left of
+    the run. mode: NATIVE: py-spy stops its target, which must not be in state D or T; LOCALS: with
+    variables; LOCK: with the path of the lock file that it may poll for. If no process has its pid
+    and start time any more, the error is that it has ended, for any message of py-spy.
     """
     if not path:
         return Dump(error="py-spy is not installed (nodeready deploy installs it)")

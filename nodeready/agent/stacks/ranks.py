@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import NamedTuple
 
-from nodeready.agent.stacks.processes import FAMILIES, ScannedProcess
+from nodeready.agent.stacks.processes import FAMILIES, ScannedProcess, descendants
 
 # Programs and Python modules that start ranks and are no ranks themselves.
 _LAUNCHERS = re.compile(
@@ -158,10 +158,7 @@ def with_parts(
     """
     if not parts:
         return processes
-    return [
-        replace(process, cgroup_job=job) if process.cgroup_job in parts else process
-        for process in processes
-    ]
+    return [replace(p, cgroup_job=job) if p.cgroup_job in parts else p for p in processes]
 
 
 def with_ray_jobs(processes: Sequence[ScannedProcess]) -> list[ScannedProcess]:
@@ -244,7 +241,6 @@ def has_title(process: ScannedProcess) -> bool:
 
 
 def only_tracks(process: ScannedProcess) -> bool:
-    """Whether a process only waits for the end of its parent."""
     return bool(_NOISE.search(process.command))
 
 
@@ -295,17 +291,9 @@ class _Tree:
             yield pid
 
     def descendants(self, pid: int) -> Iterator[int]:
-        """Its descendants, each after its parent."""
-        visited, todo = {pid}, [pid]
-        while todo:
-            for child in self.children.get(todo.pop(), ()):
-                if child not in visited:
-                    visited.add(child)
-                    todo.append(child)
-                    yield child
+        return descendants(pid, self.children)
 
     def job(self, pid: int) -> tuple[str, str]:
-        """The owner and the job of a process."""
         return self.identities[pid].owner, self.identities[pid].job
 
     def topmost(self, pids: Iterable[int]) -> list[int]:
@@ -350,33 +338,23 @@ class _Tree:
             local_ranks = ranks_by_job[self.identities[pid].owner, launch.job]
             size = launch.local_size or _ranks_per_node(max(local_ranks) + 1, launch.world_size)
             rank = launch.node_rank * size + launch.local_rank
-            identity = replace(
-                self.identities[pid],
-                rank=rank,
-                local_rank=launch.local_rank,
-                world_size=launch.world_size,
-                family=0,
-            )
-            self.identities[pid] = identity
+            local_rank, world_size = launch.local_rank, launch.world_size
+            identity = replace(self.identities[pid], rank=rank, local_rank=local_rank, family=0)
+            identity = self.identities[pid] = replace(identity, world_size=world_size)
             parent = self.processes.get(self.processes[pid].parent)
-            if parent is None or not parent.python or parent.pid in launches:
-                continue
-            if not launch.local_rank:
+            if parent is None or not parent.python or parent.pid in launches or not local_rank:
                 continue
             siblings = [child for child in self.children[parent.pid] if child in launches]
             first_siblings = [child for child in siblings if not launches[child].local_rank]
-            if self.identities[parent.pid].owner == identity.owner and all(
-                _FORKED.search(self.processes[child].command) for child in first_siblings
-            ):
-                self.identities[parent.pid] = replace(
-                    identity, rank=rank - launch.local_rank, local_rank=0
-                )
+            are_forked = all(_FORKED.search(self.processes[pid].command) for pid in first_siblings)
+            if self.identities[parent.pid].owner == identity.owner and are_forked:
+                identity = replace(identity, rank=rank - local_rank, local_rank=0)
+                self.identities[parent.pid] = identity
                 self.leaders.add(parent.pid)
 
     def _is_parent_rank(self, pid: int, identities: set[RankIdentity]) -> bool:
-        """Whether this Python is the rank of these identities, which has set its own variables.
-        Then all its workers have the same identity. With a single worker, it may be a launcher of
-        one rank.
+        """Whether this Python is the rank of these identities, whose variables it has set: all its
+        workers have them. With a single worker, it may be a launcher of one rank.
         """
         ranked = [child for child in self.children[pid] if self.identities[child].rank is not None]
         return self.processes[pid].python and len(identities) == 1 and len(ranked) > 1
@@ -385,15 +363,12 @@ class _Tree:
         """The topmost Pythons among these below a wrapper; else the process itself."""
         if self.processes[pid].python or not _WRAPPERS.fullmatch(program(self.processes[pid])):
             return [pid]
-        candidate_children = (child for child in self.descendants(pid) if child in candidates)
-        return self.topmost(
-            child for child in candidate_children if self.processes[child].python
-        ) or [pid]
+        children = (child for child in self.descendants(pid) if child in candidates)
+        return self.topmost(child for child in children if self.processes[child].python) or [pid]
 
     def _computing_child(self, pid: int, is_candidate: Callable[[int], bool]) -> int | None:
-        """The Python child that computes in place of this Python; None: there is no such child.
-        The child's script is in this Python's command line, or the child has used most of the CPU
-        time, or `computes` decides for the child.
+        """The Python child that computes in place of this Python; None: none. Its script is in
+        this one's command line, or it has used most of the CPU time, or `computes` decides.
         """
         parent = self.processes[pid]
         children = [
@@ -454,12 +429,11 @@ def _select_ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
 
 
 def _orphans(tree: _Tree, pids: Iterable[int]) -> dict[int, bool]:
-    """The processes among these that an ended rank has left behind with its environment; and
-    whether the process is shown for its rank: the first one is if the rank has no other process.
-
-    An orphan has lost the leader of its process group or session, as a rank has whose launcher has
-    ended. But an orphan was forked from a rank, or runs another program than the ranks that have
-    their leaders; and it is younger than these, or its rank has another process.
+    """The processes that an ended rank has left behind with its environment; and whether each is
+    shown for its rank: the first one is if the rank has no other process. An orphan has lost the
+    leader of its process group or session, as a rank has whose launcher has ended. But it was
+    forked from a rank, or runs another program than the ranks that have their leaders; and it is
+    younger than these, or its rank has another process.
     """
     orphans: dict[int, bool] = {}
     job_pids: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -526,20 +500,14 @@ def _select_unranked(
     lines; they are of the job, and its environment is lost (a program may write its title over
     it); or they hang beside other ranks.
     """
-    unranked = [
-        pid
-        for pid in candidates
-        if tree.identities[pid].rank is None and pid not in tree.launchers
-    ]
+    unranked = [pid for pid in candidates if tree.identities[pid].rank is None]
+    unranked = [pid for pid in unranked if pid not in tree.launchers]
     if not selection.match:
         parents = {tree.processes[pid].parent for pid in ranked} - {1}
         is_lost = bool(selection.job) and not set(ranked) - _strangers(tree, ranked, selection)
         unranked = [pid for pid in unranked if tree.processes[pid].python and is_lost]
-        unranked += [
-            pid
-            for pid, process in tree.processes.items()
-            if process.hangs and process.python and process.parent in parents
-        ]
+        hanging = [process for process in tree.processes.values() if process.hangs]
+        unranked += [p.pid for p in hanging if p.python and p.parent in parents]
     covered = {*ranked, *(child for pid in ranked for child in tree.descendants(pid))}
     uncovered = set(unranked) - covered
     tops = tree.topmost(uncovered)
@@ -554,10 +522,8 @@ def _select_titled(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
     """The processes with a title of their own among these: none hides another one below it."""
     for pid in candidates:
         process = tree.processes[pid]
-        ancestors = (tree.processes.get(parent) for parent in tree.ancestors(pid))
-        if has_title(process) and all(
-            parent is None or parent.command != process.command for parent in ancestors
-        ):
+        ancestors = filter(None, map(tree.processes.get, tree.ancestors(pid)))
+        if has_title(process) and process.command not in {row.command for row in ancestors}:
             yield pid
 
 
@@ -568,10 +534,7 @@ def select(
     matched: Container[int] | None = None,
     computes: Computes = _never_computes,
 ) -> list[JobRank]:
-    """The selected ranks, by rank and pid, processes without a rank last.
-
-    Raises re.error for an invalid pattern.
-
+    """The selected ranks, by rank and pid, processes without a rank last. Raises re.error.
     own_pid:  this process; it, its ancestors and its descendants are ranks only if named by pid
     matched:  processes whose command lines contain the pattern; None: search here
     computes: decides between a rank's Python and its child if command and CPU time do not
@@ -580,30 +543,25 @@ def select(
     if selection.pids:
         return [_rank(tree, pid) for pid in sorted(set(selection.pids) & tree.processes.keys())]
     if selection.uid is not None:
-        tree.processes = {
-            p: process for p, process in tree.processes.items() if process.uid == selection.uid
-        }
+        own_processes = (p for p in tree.processes.values() if p.uid == selection.uid)
+        tree.processes = {process.pid: process for process in own_processes}
     pattern = re.compile(selection.match)
     candidates = [
-        pid
-        for pid, process in tree.processes.items()
-        if pid not in tree.own_pids
-        and not only_tracks(process)
+        pid for pid, process in tree.processes.items()
+        if pid not in tree.own_pids and not only_tracks(process)
         and (not selection.job or selection.job in jobs(process))
         and (pattern.search(process.command) if matched is None else pid in matched)
-    ]
+    ]  # fmt: skip
     trainers = [pid for pid in candidates if pid in tree.trainers]
     trainer_jobs = {tree.job(pid) for pid in trainers}
     # A step's rank in the job of Ray's workers is Ray's driver.
     ranked = list(_select_ranked(tree, candidates))
     orphans = _orphans(tree, ranked)
     ranked = [pid for pid in ranked if orphans.get(pid, True)]
-    chosen = [
-        pid
-        for pid in _without_other_steps(tree, ranked)
-        if not tree.identities[pid].family or tree.job(pid) not in trainer_jobs
-    ]
-    chosen += trainers
+    chosen = _without_other_steps(tree, ranked)
+    drivers = {pid for pid in chosen if tree.identities[pid].family}
+    drivers = {pid for pid in drivers if tree.job(pid) in trainer_jobs}
+    chosen = [pid for pid in chosen if pid not in drivers] + trainers
     chosen += _select_unranked(tree, candidates, chosen, selection)
     if selection.match:
         for pid in set(_select_titled(tree, candidates)).difference(chosen, tree.launchers):
@@ -650,12 +608,9 @@ def claimed_job(note: str) -> str:
 
 
 class Turns:
-    """Hands out ranks to several threads that dump them.
-
-    The owner whose dumps have taken the least time is next, so that many or slow ranks of one
-    owner do not use up the time of another owner.
-
-    limit_s: with several owners, no rank is handed out after dumps of this many seconds
+    """Hands out ranks to threads that dump them, next of the owner whose dumps took the least
+    time: many or slow ranks of one owner do not use up the time of another. limit_s: with several
+    owners, none is handed out after dumps of this many seconds
     """
 
     def __init__(self, ranks: Sequence[JobRank], limit_s: float) -> None:
@@ -674,14 +629,14 @@ class Turns:
             waiting_owners = [owner for owner, indexes in self._waiting.items() if indexes]
             if not waiting_owners or sum(self._used_s.values()) > self._limit_s:
                 return None
-            owner = min(
-                waiting_owners, key=lambda owner: (self._running[owner], self._used_s[owner])
-            )
+            costs = {
+                owner: (self._running[owner], self._used_s[owner]) for owner in waiting_owners
+            }
+            owner = min(costs, key=costs.__getitem__)
             self._running[owner] += 1
             return self._waiting[owner].pop(), owner
 
     def give_back(self, owner: str, seconds: float) -> None:
-        """Note that a dump has ended, and its seconds."""
         with self._lock:
             self._running[owner] -= 1
             self._used_s[owner] += seconds
@@ -702,18 +657,13 @@ _ENDPOINT = re.compile(r" --(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[
 def launchers(
     processes: Sequence[ScannedProcess], selection: Selection, own_pid: int
 ) -> list[JobRank]:
-    """The launchers of ranks that do not exist yet, as while a rendezvous waits for a node. For a
-    node where `select` finds no rank.
-    """
+    """The launchers of ranks that do not exist yet, as while a rendezvous waits for a node."""
     tree = _Tree(processes, own_pid)
     launcher_pids = {
-        pid
-        for pid, process in tree.processes.items()
-        if process.python
-        and pid not in tree.own_pids
+        pid for pid, process in tree.processes.items()
+        if process.python and pid not in tree.own_pids and selection.uid in (None, process.uid)
         and _RENDEZVOUS.fullmatch(program(process))
-        and selection.uid in (None, process.uid)
-    }
+    }  # fmt: skip
     launcher_ranks = []
     for pid in sorted(launcher_pids):
         # A launcher that has started another launcher waits for it.

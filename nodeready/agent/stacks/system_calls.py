@@ -103,7 +103,6 @@ class CallCounter:
         self.total += 1
 
     def finish(self) -> None:
-        """Count the calls that have not ended."""
         for key in self._unfinished.values():
             self._add(key, "")
 
@@ -127,10 +126,8 @@ def _running_threads(pid: int) -> list[int]:
 def count(
     supervisor: ProcessSupervisor, pid: int, seconds: float, near: Sequence[int]
 ) -> tuple[list[CallCount], float, str]:
-    """The calls of a process, the seconds in which it made them, and why there are none.
-
-    seconds: maximum time of the count
-    near:    processes that may have the other ends of its connections and pipes
+    """The calls of a process, the seconds in which it made them, and why there are none. near:
+    processes that may have the other ends of its connections and pipes
     """
     strace, timeout = shutil.which("strace") or "", shutil.which("timeout") or ""
     if not (strace and timeout and changeable_by_root_only(strace)):
@@ -172,9 +169,7 @@ def count(
 def _socket_owners(
     pids: Sequence[int], pairs: Iterable[tuple[str, str]], deadline: float
 ) -> dict[tuple[str, str], int]:
-    """Own address and peer's of a connection of the first process -> the process at its other
-    end, among these.
-    """
+    """(Own address, peer's) of a connection of the first process -> the process at its end."""
     unix_peers = waits.unix_peers()
     other_ends = {
         (peer or unix_peers.get(address, ""), address): (address, peer) for address, peer in pairs

@@ -15,31 +15,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from nodeready.agent.stacks import waits
-from nodeready.agent.stacks.processes import (
-    HANGS,
-    contents,
-    kernel_stack,
-    owners,
-    probe_each,
-    stat,
-)
+from nodeready.agent.stacks import processes, waits
+from nodeready.agent.stacks.processes import HANGS, contents, owners, probe_each, stat
 from nodeready.core.wire import Count, Line
 
 #: Seconds for one look at all ranks of a node; maximum threads of a rank that are read. A rank
 #: with more threads, or with more different rows, is not compared.
 _LOOK_S, _MAX_THREADS, MAX_ROWS = 2.0, 8192, 256
 _STACK_DEPTH = 12
-# A number in a thread's name, also a hexadecimal one of some length (cuda0000140000a); python3 has
-# none.
+# A number in a thread's name, also a long hexadecimal one (cuda0000140000a); python3 has none.
 _NUMBER = re.compile(r"\d[0-9a-f]{5,}|(?<!python)\d+")
 _NAME_BYTES = 15  # maximum of a thread's name (proc(5), /proc/PID/comm)
 # The entry into a system call (arch/x86/entry/common.c, arch/arm64/kernel/syscall.c of Linux).
 _ENTRY = re.compile(
     r"entry_SYSCALL|do_syscall_64|__(?:x64|arm64|se)_sys_|invoke_syscall|do_el0_svc|el0"
 )
-# Among the fields of /proc/PID/stat after the name, the CPU on which a thread ran last; the time
-# at which it did, in ms.
+# Field of /proc/PID/stat after the name: the CPU on which a thread ran last; when it did, in ms.
 _CPU_FIELD, _LAST_RUN = 36, re.compile(r"^se\.exec_start\s*: *([\d.]+)", re.M)
 _COMPILER_SUFFIX = re.compile(r"\.(?:constprop|isra|part|cold).*")
 
@@ -88,9 +79,7 @@ def calls(pid: int) -> dict[str, str]:
 
 
 def _rows(pid: int, main: int, earlier: Mapping[str, str]) -> list[list[Any]]:
-    """The `Row` of each wait of a rank, without its main thread; of a wait its fields.
-    earlier: from `calls`, at the first look
-    """
+    """The `Row` of each wait of a rank's further threads. earlier: `calls` at the first look"""
     names = waits.calls(os.uname().machine)
     examples: dict[tuple[str, ...], int] = {}
     counts: dict[tuple[str, ...], int] = {}
@@ -113,10 +102,8 @@ def _rows(pid: int, main: int, earlier: Mapping[str, str]) -> list[list[Any]]:
         counts[key] = counts.get(key, 0) + 1
     if len(counts) > MAX_ROWS:
         return []
-    return [
-        [[*key, number, _kernel_stack(pid, number) if key[1] else ()], counts[key]]
-        for key, number in examples.items()
-    ]
+    stacks = {number: _kernel_stack(pid, number) for key, number in examples.items() if key[1]}
+    return [[[*key, n, stacks.get(n, ())], counts[key]] for key, n in examples.items()]
 
 
 def stood_s(pid: int, number: int) -> float:
@@ -144,7 +131,7 @@ def state_of(pid: int, number: int) -> str:
 
 def _kernel_stack(pid: int, number: int) -> tuple[str, ...]:
     """The functions of the kernel, leaf first, without those that begin every system call."""
-    functions = kernel_stack(contents(f"/proc/{pid}/task/{number}/stack"))
+    functions = processes.kernel_stack(contents(f"/proc/{pid}/task/{number}/stack"))
     return tuple(function for function in functions if not _ENTRY.match(function))[:_STACK_DEPTH]
 
 
@@ -157,9 +144,8 @@ def first_look(pids: Iterable[int], deadline: float) -> dict[int, dict[str, str]
 def observe(
     mains: Mapping[int, int], earlier: Mapping[int, Mapping[str, str]], deadline: float
 ) -> dict[int, list[Row]]:
-    """Process -> the waits of its threads; a process that hangs is left out.
-    mains:   process -> its main thread, which is not counted
-    earlier: from `first_look`
+    """Process -> the waits of its threads; one that hangs is left out. mains: process -> its main
+    thread, which is not counted. earlier: from `first_look`
     """
 
     def probe(pid: int) -> list[list[Any]]:

@@ -67,11 +67,8 @@ def calls(machine: str) -> dict[int, tuple[str, str]]:
     column = _COLUMNS.get(machine)
     if column is None:
         return {}
-    return {
-        numbers[column]: (name, kind)
-        for name, kind, *numbers in knowledge.rows("system_calls")["calls"]
-        if numbers[column] >= 0
-    }
+    rows = [row for row in knowledge.rows("system_calls")["calls"] if row[2 + column] >= 0]
+    return {numbers[column]: (name, kind) for name, kind, *numbers in rows}
 
 
 # --- One thread, in a fork.
@@ -115,9 +112,7 @@ def probe_thread(pid: int, thread: int = 0) -> list[Any] | None:
 
 
 def probe_descriptor(pid: int, call: int, descriptor: int) -> list[Any] | None:
-    """What `probe_thread` returns of a thread that makes this call with this descriptor; None: it
-    is another kind of call.
-    """
+    """What `probe_thread` returns of this call with this descriptor; None: another kind of call"""
     verb, kind = calls(os.uname().machine).get(call, ("", ""))
     return _WaitingThread(pid, [descriptor], "").call(verb, kind) if kind == "fd" else None
 
@@ -134,15 +129,12 @@ def probe_links(pid: int, verb: str, links: Sequence[tuple[int, str]]) -> list[A
 
 
 def _c_int(value: int) -> int:
-    """A C int in a register."""
     value &= 0xFFFFFFFF
     return value - (1 << 32) if value & 0x80000000 else value
 
 
 class _WaitingThread:
-    """Collects the objects that a thread's system call names.
-    wait_channel: the kernel function in which the thread waits
-    """
+    """The objects of a thread's system call. wait_channel: the kernel function where it waits"""
 
     def __init__(self, pid: int, arguments: Sequence[int], wait_channel: str) -> None:
         self.pid, self.arguments, self._wait_channel = pid, arguments, wait_channel
@@ -152,7 +144,6 @@ class _WaitingThread:
         self._mounts: MountTable | None = None
 
     def call(self, verb: str, kind: str) -> list[Any]:
-        """The fields of `WaitCall`."""
         first = _c_int(self.arguments[0])
         child, lock, shared = 0, False, ""
         timed = self._is_timed(verb, kind)
@@ -306,7 +297,6 @@ class _WaitingThread:
             self._descriptor(number, "connect")
 
     def _descriptor_set(self, kind: str) -> None:
-        """Add the objects of a set of descriptors."""
         descriptors: list[tuple[int, str]] = []
         if kind == "poll":
             count = min(self.arguments[1], _MAX_POLLED)
@@ -316,9 +306,8 @@ class _WaitingThread:
         elif kind == "select":
             count = min(max(_c_int(self.arguments[0]), 0), _SELECT_BITS)
             for place, end in ((1, "w"), (2, "r")):
-                bits = int.from_bytes(
-                    self._memory(self.arguments[place], (count + 63) // 64 * 8), "little"
-                )
+                data = self._memory(self.arguments[place], (count + 63) // 64 * 8)
+                bits = int.from_bytes(data, "little")
                 descriptors += [(number, end) for number in range(count) if bits >> number & 1]
         else:
             self.add_polled(_c_int(self.arguments[0]))
@@ -327,7 +316,6 @@ class _WaitingThread:
                 self._descriptor(number, kind, end)
 
     def add_polled(self, descriptor: int) -> None:
-        """Add the objects of an epoll(7)."""
         text = contents(f"/proc/{self.pid}/fdinfo/{descriptor}")
         rows = re.findall(r"^tfd:\s+(\d+) events:\s+([0-9a-f]+)", text, re.M)
         for number, mask in rows[:_MAX_POLLED]:
@@ -348,7 +336,6 @@ def _host(text: str) -> str:
 
 
 def _end(data: bytes, port: int) -> str:
-    """The end of a connection, by the bytes of its address."""
     if len(data) == 4:
         name = socket.inet_ntop(socket.AF_INET, data)
     elif data[:12] == b"\0" * 10 + b"\xff\xff":
@@ -371,10 +358,8 @@ def tcp_row(text: str, inode: int) -> tuple[str, str, int] | None:
 
 
 def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(Own address, peer's) of each connection of a process; (own address, "") of a listener and
-    of a datagram socket to which others are connected.
-
-    local: Unix socket -> its peer (`unix_peers`)
+    """(Own address, peer's) of each connection of a process; (own address, "") of a listener, or a
+    datagram socket to which others are connected. local: Unix socket -> its peer (`unix_peers`)
     """
     inodes = socket_inodes(pid, _MAX_LINKS)
     names = (f"{UNIX}{inode}" for inode in inodes)
@@ -393,9 +378,7 @@ def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def unix_peers() -> dict[str, str]:
-    """Connected Unix socket (unix(7)) -> its other end, named as in `sockets`. The kernel lists
-    them by their inodes.
-    """
+    """Connected Unix socket (unix(7)) -> its other end, named as in `sockets`, by their inodes."""
     peers: dict[str, str] = {}
     request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _PEER, 0, 0)
     for message in _socket_rows(request):
@@ -408,9 +391,7 @@ def unix_peers() -> dict[str, str]:
 
 
 def received_ages() -> dict[tuple[str, str], float]:
-    """Own address and peer's of each TCP connection of this network namespace -> the seconds since
-    data came by it.
-    """
+    """Own address and peer's of each TCP connection of this network -> seconds since data came."""
     ages: dict[tuple[str, str], float] = {}
     for message, width, info in _tcp_infos():
         own_port, peer_port = struct.unpack_from(">HH", message, 4)
@@ -471,9 +452,7 @@ def _socket_rows(request: bytes) -> Iterator[bytes]:
 
 
 def shared_maps(maps: str) -> dict[str, tuple[int, int]]:
-    """Files of /proc/PID/maps by which a process shares memory that it may write: device and
-    inode -> begin and end of the first such mapping.
-    """
+    """Device and inode of shared memory that it may write -> begin and end, of the first."""
     mapping_by_file: dict[str, tuple[int, int]] = {}
     for low, end, device, inode in _SHARED.findall(maps):
         mapping_by_file.setdefault(f"{device} {inode}", (int(low, 16), int(end, 16)))
@@ -576,17 +555,16 @@ def find_pipe_ends(pipes: Iterable[int | str], pids: Sequence[int], deadline: fl
 def observe(
     threads: Mapping[int, Sequence[int]], near: Mapping[int, Sequence[int]], deadline: float
 ) -> dict[tuple[int, int], tuple[WaitCall, str]]:
-    """(Process, thread) -> the call in which it waits, and the phrase for it; "": of a further
-    thread.
-
-    threads: process -> its threads to probe, the main thread first; 0: that of the process
-    near:    process -> processes that may hold the awaited ends of its pipes, likeliest first
+    """(Process, thread) -> its call, and the phrase for it; "": of a further thread. threads:
+    process -> its threads to probe, the main thread first; 0: that of the process. near: process
+    -> processes that may hold the awaited ends of its pipes, likeliest first
     """
     pids = list(threads)
-    rows = probe_each(
-        lambda pid: [(thread, probe_thread(pid, thread)) for thread in threads[pid]],
-        pids, deadline, owners(pids),
-    )  # fmt: skip
+
+    def probe(pid: int) -> list[Any]:
+        return [(thread, probe_thread(pid, thread)) for thread in threads[pid]]
+
+    rows = probe_each(probe, pids, deadline, owners(pids))
     calls = {
         (pid, thread): WaitCall(*row)
         for pid, answers in rows.items() if answers is not HANGS
@@ -610,9 +588,7 @@ def observe(
 
 
 def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple[int, ...]:
-    """The processes that hold the lock or the awaited ends of the pipes of a call. (): not every
-    process was probed.
-    """
+    """The processes that hold a call's lock or awaited ends of pipes; (): not all were probed."""
     holder = lock_holder(locks, pid) if call.lock else 0
     if holder:
         return (holder,)

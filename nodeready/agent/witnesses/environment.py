@@ -81,9 +81,7 @@ def network_pid(pids: Sequence[int]) -> int:
 
 
 def observe_rank(pid: int, network: int) -> RankVariables:
-    """The environment of a process. Call this in a fork: reading may hang.
-    network: the process whose network the node's facts show
-    """
+    """The environment of a process; for a fork. network: process whose network the facts show"""
     data = processes.environment_bytes(pid)
     if data is None:
         return RankVariables("its environment is not readable")
@@ -107,12 +105,9 @@ def observe_node(
     deadline: float,
     variables: Mapping[str, str] | None = None,
 ) -> EnvironmentFacts:
-    """The facts of this node.
-
-    pid:      of `network_pid`
-    variables: of the ranks, where they do not run yet; None: those of the process
-    masters:  MASTER_ADDR and MASTER_PORT -> the ranks of this node that have them
-    deadline: a moment of time.monotonic()
+    """The facts of this node. pid: of `network_pid`. variables: of the ranks, where they do not
+    run yet; None: those of the process. masters: MASTER_ADDR and MASTER_PORT -> the ranks of this
+    node that have them. deadline: a moment of time.monotonic()
     """
     rows = [*masters][:_MAX_MASTERS]
 
@@ -139,10 +134,8 @@ def observe_node(
         addresses = resolved[:_MAX_ADDRESSES]
         rendezvous.append(Rendezvous(address, port, addresses, error, listener, is_users))
     own_addresses = resolved_names.get(os.uname().nodename, ((), ""))[0]
-    facts = wire.decode(EnvironmentFacts, local)
-    return replace(
-        facts, rendezvous=tuple(rendezvous), own_addresses=own_addresses[:_MAX_ADDRESSES]
-    )
+    facts, own_addresses = wire.decode(EnvironmentFacts, local), own_addresses[:_MAX_ADDRESSES]
+    return replace(facts, rendezvous=tuple(rendezvous), own_addresses=own_addresses)
 
 
 def _local_facts(pid: int, variables: Mapping[str, str] | None) -> EnvironmentFacts:

@@ -83,9 +83,8 @@ _CLOCK_S = 2.0  # seconds by which a file system's clock may be behind
 
 
 def dump_paths(uid: int, rank: int, environment: Mapping[str, str]) -> list[str]:
-    """The paths of this rank's dump, those of newer versions of PyTorch first.
-
-    FlightRecorder.cpp, DebugInfoWriter::getWriter, of PyTorch 2.2 to 2.15
+    """The paths of this rank's dump, those of newer versions first (FlightRecorder.cpp,
+    DebugInfoWriter::getWriter, of PyTorch 2.2 to 2.15).
     """
     prefixes = [environment[name] for name in _PREFIXES if environment.get(name)][:1]
     home = environment.get("HOME") or _home(uid)
@@ -104,12 +103,8 @@ def _home(uid: int) -> str:
 
 
 def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]) -> Recording:
-    """The newest dump of this process.
-
-    It runs in a fork (`processes.probe_each`), because the file system may never answer.
-
-    uid:         of the user who started the process
-    environment: of the process, only `processes.KEYS`
+    """The newest dump of this process; for a fork (`processes.probe_each`), because the file
+    system may never answer. uid: of the user who started it. environment: only `processes.KEYS`
     """
     if rank is None:
         return Recording(absent="its rank is not known, and so not the name of its dump")
@@ -149,9 +144,7 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
 
 
 def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
-    """The time of a file, its first MAX_BYTES bytes, and whether the file has more. Raises
-    OSError; FileRefused if it is no regular file of this user's.
-    """
+    """A file's time, first MAX_BYTES bytes, and if it has more. Raises OSError, FileRefused."""
     with users_file.opened_path(pid, uid, path) as (number, file_stat):
         if file_stat.st_uid != uid:
             raise FileRefused("it is another user's file")
@@ -163,9 +156,8 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
 
 def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]) -> str:
     """Make a rank write its dump, through the pipe that it created for this; the job continues.
-
-    Returns "" when the request was written, else the reason, one line. Only on request
-    (``--dump``): a dump with stacks may wait for the GIL (pytorch#167023).
+    "": asked; else the reason, one line. Only on request (``--dump``): a dump with stacks may wait
+    for the GIL (pytorch#167023).
     """
     prefix = environment.get(_PIPE, "")
     if rank is None or not prefix:
@@ -195,7 +187,6 @@ def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str,
 
 
 def _has_open(pid: int, file_stat: os.stat_result) -> bool:
-    """Whether a process has this file open."""
     for number in logs.descriptors(pid):
         link = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError):
@@ -228,11 +219,9 @@ _NO_PICKLE = "it is no dump: a broken pickle"
 
 
 def unpickled(data: bytes) -> tuple[Any, bool]:
-    """The plain data in a pickle, up to a cut, and whether it was cut off.
-
-    Only the opcodes of dicts, lists, tuples, texts, numbers and None are known (pickletools):
-    none of them calls, imports or builds an object. Bytes, steps and time are bounded, and with
-    them the memory. Raises NoDumpError for any other opcode.
+    """The plain data in a pickle, up to a cut, and whether it was cut off. Only the opcodes of
+    dicts, lists, tuples, texts, numbers and None are known (pickletools): none calls, imports or
+    builds an object. Bytes, steps and time are bounded, and so the memory. Raises NoDumpError.
     """
     reader = _PlainUnpickler(data)
     try:
@@ -269,7 +258,6 @@ class _PlainUnpickler(pickle._Unpickler):
         super().__init__(self)
 
     def read(self, size: int) -> bytes:
-        """The next bytes, as of a file."""
         self._steps += 1
         is_late = self._steps % _STEPS_PER_LOOK == 0 and time.process_time() > self._until
         end = self._position + size
@@ -339,9 +327,7 @@ _ENTRIES = re.compile(r'"entries"\s*:\s*\[\s*')
 
 
 def from_json(data: bytes) -> tuple[Any, bool]:
-    """A dump in JSON, and whether it was cut off. A cut dump keeps its complete entries. Raises
-    NoDumpError for other data.
-    """
+    """A dump in JSON, or its complete entries, and whether it was cut off. Raises NoDumpError."""
     try:
         return wire.load_json(data, _MAX_COST), False
     except wire.DecodeError as problem:
@@ -369,12 +355,9 @@ _DEFAULT = "default_pg"
 
 
 def parse(data: bytes, began: float | None = None) -> Recording:
-    """The recording in a dump of any version, without path and age.
-
-    began: start of the process in seconds since 1970; None: unknown. A dump with earlier calls is
-           another process's, such as of a second job of the user with the same path
-
-    Raises NoDumpError.
+    """The recording in a dump of any version, without path and age. Raises NoDumpError. began:
+    start of the process in seconds since 1970; None: unknown. A dump with earlier calls is another
+    process's, such as of a second job of the user with the same path
     """
     text = data[:64].lstrip()[:1] in (b"{", b"[")
     data_read, cut = (from_json if text else unpickled)(data)
@@ -468,8 +451,7 @@ def _groups(
             called[name] = max(called.get(name, 0), number)
             if call.done:
                 done[name] = max(done[name], number)
-    # gloo's configuration has no name. It belongs to the group that was created last, even if that
-    # group has no entry.
+    # gloo's configuration has no name: it is of the last group, even if that has no entry.
     config.pop("", None)
     process_groups = []
     for name in sorted({*ids, *config}, key=lambda name: (len(name), name)):

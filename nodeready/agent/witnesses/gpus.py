@@ -48,10 +48,8 @@ class WitnessedGpus:
 def witness_gpus(
     supervisor: ProcessSupervisor, pids: Iterable[int], since_s: float, limit_s: float
 ) -> WitnessedGpus:
-    """The node's GPUs, with the Xids since the job began.
-
-    pids:    of the job; if a GPU has too many processes, these are listed first
-    since_s: seconds ago that the job began; limit_s: seconds for everything
+    """The node's GPUs, with the Xids since the job began. pids: of the job, listed first of many.
+    since_s: seconds ago that it began. limit_s: seconds for everything
     """
     until = kernel_log.tool_deadline(supervisor, limit_s)
     job_pids = frozenset(pids)
@@ -87,9 +85,8 @@ def _is_loaded(name: str) -> bool:
 
 
 def _hung_process(words: re.Pattern[str], until: float) -> int:
-    """The process of such a tool that hangs in the kernel; 0: none. Any user can start a process
-    of that name that waits there, so only processes of root and of this user count.
-    words: that the process's name or command line contains
+    """The process of such a tool that hangs in the kernel; 0: none. Only root's and this user's
+    count: any user can start one of that name. words: that its name or command line contains
     """
     from nodeready.subjects.gpus.nvidia import STUCK_AFTER_S
 
@@ -155,20 +152,11 @@ def _nvidia(
     for gpu in smi.gpus:
         smi_node = nodes.get(gpu.pci_address)
         pids = (process.pid for process in gpu.processes if "C" in (process.kind or "C"))
-        gpus.append(
-            WitnessedGpu(
-                gpu.index,
-                gpu.model or "",
-                gpu.pci_address,
-                _percent(smi_node, "utilization/gpu_util"),
-                _percent(smi_node, "utilization/memory_util"),
-                _watts(smi_node),
-                gpu.power_limit_w,
-                xids=(),
-                pids=_pick_pids(pids, job_pids),
-                throttle=gpu.throttle,
-            )
-        )
+        sm, memory = (_percent(smi_node, f"utilization/{name}_util") for name in ("gpu", "memory"))
+        gpus.append(WitnessedGpu(
+            gpu.index, gpu.model or "", gpu.pci_address, sm, memory, _watts(smi_node),
+            gpu.power_limit_w, (), _pick_pids(pids, job_pids), gpu.throttle,
+        ))  # fmt: skip
     return gpus
 
 
@@ -188,11 +176,9 @@ def _percent(node: Any, path: str) -> int | None:
 
 #: The power of a GPU, by the names of several schemas.
 _POWER_PATHS = (
-    "gpu_power_readings/instant_power_draw",
-    "gpu_power_readings/average_power_draw",
-    "gpu_power_readings/power_draw",
-    "power_readings/power_draw",
-)
+    "gpu_power_readings/instant_power_draw", "gpu_power_readings/average_power_draw",
+    "gpu_power_readings/power_draw", "power_readings/power_draw",
+)  # fmt: skip
 
 
 def _watts(node: Any) -> int | None:
@@ -293,8 +279,5 @@ def _kfd_processes(until: float) -> dict[str, list[int]]:
                     rows += [f"{path}:{line}" for line in lines]
             if time.monotonic() > until:
                 return {}
-    processes_by_address = amd_json.parse_kfd("\n".join(rows)).processes
-    return {
-        address: [process.pid for process in users]
-        for address, users in processes_by_address.items()
-    }
+    users = amd_json.parse_kfd("\n".join(rows)).processes
+    return {address: [process.pid for process in users[address]] for address in users}

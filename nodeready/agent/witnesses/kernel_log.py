@@ -133,11 +133,8 @@ _DRIVERS = tuple({beginning for row in xids_table.BEGINNINGS.values() for beginn
 
 
 def witness_log(supervisor: ProcessSupervisor, since_s: float, limit_s: float) -> KernelLog:
-    """The kernel's messages about faults that kill or hang jobs, since the job began.
-
-    The oldest message comes first. Of too many messages, the newest are kept.
-
-    since_s: seconds ago that the job began; limit_s: seconds for it
+    """The kernel's messages about faults that kill or hang jobs, the oldest first; of too many,
+    the newest. since_s: seconds ago that the job began; limit_s: seconds for it
     """
     try:
         lines = read_log(supervisor, since_s, limit_s)
@@ -194,10 +191,9 @@ _Row = TypeVar("_Row", bound="tuple[Any, ...]")
 
 
 def record_lines(lines: Sequence[_Row]) -> list[_Row]:
-    """The lines that begin a record. Some messages contain the name of a user's file or mount. A
-    newline in that name starts a line of the same moment that could forge any message.
-
-    lines: each with its moment and its text first
+    """The lines that begin a record; each has its moment and its text first. A newline in a
+    message, from the name of a user's file or mount, starts a line of the same moment that could
+    forge any message.
     """
     own_lines: list[_Row] = []
     record_s, is_known = None, False
@@ -216,9 +212,7 @@ def record_lines(lines: Sequence[_Row]) -> list[_Row]:
 def read_log(
     supervisor: ProcessSupervisor, since_s: float, limit_s: float
 ) -> list[tuple[float, str]]:
-    """Age in seconds and text of each line since then, the oldest first. Raises LogUnreadable.
-    ``dmesg`` shows the kernel's ring buffer, which drops old lines; journald keeps them.
-    """
+    """Age in seconds and text of each line since then, the oldest first. Raises LogUnreadable."""
     until = tool_deadline(supervisor, limit_s)
     boot_s = uptime_s()
     reason, best = "", None

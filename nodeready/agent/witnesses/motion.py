@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from nodeready import knowledge
@@ -27,8 +28,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PORTS_S = 2.0  # seconds for the ports: a faulty card answers late
 #: Maximum descendants of one rank, and maximum ranks of a node.
 _MAX_DESCENDANTS, MAX_RANKS = 256, 1024
-#: Bytes at the end of a log that are searched for the watchdog's lines, and for those of progress:
-#: of minutes of heartbeats.
+#: Bytes at the end of a log, some minutes, that are searched for the watchdog, and for progress.
 _LOG_BYTES, _PROGRESS_BYTES = 16 << 10, 256 << 10
 # ProcessGroupNCCL.cpp (checkTimeout, the heartbeat monitor) and ProcessGroupGloo's timeouts:
 # "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=..."; "Heartbeat monitor timed
@@ -181,21 +181,11 @@ def _uid(user: str, deadline: float) -> int | None:
 def _descendants(
     job_processes: Sequence[processes.ScannedProcess], pids: Iterable[int]
 ) -> dict[int, list[int]]:
-    """Process -> all its descendants."""
     children: dict[int, list[int]] = defaultdict(list)
     for process in job_processes:
         children[process.parent].append(process.pid)
-    descendants: dict[int, list[int]] = {}
-    for pid in pids:
-        family, unvisited = {pid}, [pid]
-        while unvisited and len(family) <= _MAX_DESCENDANTS:
-            new_children = [
-                child for child in children.get(unvisited.pop(), ()) if child not in family
-            ]
-            family.update(new_children)
-            unvisited += new_children
-        descendants[pid] = sorted(family - {pid})[:_MAX_DESCENDANTS]
-    return descendants
+    families = ((pid, processes.descendants(pid, children)) for pid in pids)
+    return {pid: sorted(islice(family, _MAX_DESCENDANTS)) for pid, family in families}
 
 
 def _numbers(path: str) -> tuple[str, list[int]] | None:
@@ -224,9 +214,8 @@ def _motion(pid: int, descendants: Sequence[int], progress: str) -> dict[str, An
     moved = (processes.read_and_written(text, "rchar", "wchar") for text in io_texts)
     moved_bytes = [count for count in moved if count is not None]
     size, age_s, watchdog = _log(pid)
-    switches = re.search(
-        r"^voluntary_ctxt_switches:\s+(\d{1,18})", processes.contents(f"/proc/{pid}/status"), re.M
-    )
+    status = processes.contents(f"/proc/{pid}/status")
+    switches = re.search(r"^voluntary_ctxt_switches:\s+(\d{1,18})", status, re.M)
     return {
         "start": round(numbers[_START] / _TICKS, 2),
         "state": state[:1],
@@ -246,27 +235,21 @@ def _motion(pid: int, descendants: Sequence[int], progress: str) -> dict[str, An
 
 
 def timeouts(settings: str) -> dict[str, int]:
-    """Row of the table -> the seconds of the timeout that a process's settings have.
-
-    settings: its arguments, joined by spaces, and its environment, a variable per line
-    """
-    return {
-        key: int(match[1]) * unit_s
-        for key, (pattern, unit_s) in _TIMEOUTS.items()
-        if (match := pattern.search(settings))
-    }
+    """Row -> seconds of the timeout in a process's settings (`_settings`)."""
+    rows = ((key, pattern.search(settings), s) for key, (pattern, s) in _TIMEOUTS.items())
+    return {key: int(match[1]) * unit_s for key, match, unit_s in rows if match}
 
 
 def _settings(pid: int) -> str:
+    """The arguments of a process, joined by spaces, and its environment, a variable per line."""
+    """The arguments of a process, joined by spaces, and its environment, a variable per line."""
     variables = (processes.environment_bytes(pid) or b"").decode("utf-8", "replace")
     command = processes.contents(f"/proc/{pid}/cmdline")
     return "\n".join((command.replace("\0", " "), *variables.split("\0")))
 
 
 def _log(pid: int) -> tuple[int | None, int | None, bool]:
-    """Size and age of the files of standard output and error, and whether the watchdog fired. The
-    files are read with the rights of the process's owner.
-    """
+    """Size and age of the files of standard output and error, and whether the watchdog fired."""
     watchdog, files = False, _log_files(pid)
     if not files:
         return None, None, False

@@ -358,11 +358,8 @@ class _LogReader:
                 largest.state = state
 
     def result(self) -> NcclLog:
-        ranks = [
-            rank
-            for (host, pid), process in self.processes.items()
-            for rank in self._ranks(host, pid, process)
-        ]
+        places = self.processes.items()
+        ranks = [rank for (host, pid), row in places for rank in self._ranks(host, pid, row)]
         ranks.sort(key=lambda rank: (rank.rank is None, rank.rank or 0))
         return NcclLog(tuple(ranks[:MAX_RANKS]), tuple(self.errors.values()))
 
@@ -380,20 +377,14 @@ class _LogReader:
             facts = common
             if len(devices) > 1:
                 # One process with many GPUs: the links are the device's, the network is common.
-                device_facts = process.facts.get(device, _ProcessFacts())
-                facts = replace(
-                    device_facts,
-                    texts={**common.texts, **device_facts.texts},
-                    networks=common.networks,
-                    hcas=common.hcas,
-                )
+                facts = process.facts.get(device, _ProcessFacts())
+                facts = replace(facts, texts={**common.texts, **facts.texts}, hcas=common.hcas)
+                facts.networks = common.networks
             rank, size, state = communicator.rank, communicator.size, communicator.state
             yield self._described(NcclRank(rank, size, host, pid, device, state=state), facts)
 
     def _described(self, rank: NcclRank, facts: _ProcessFacts) -> NcclRank:
-        texts = facts.texts
-        network = _network(facts)
-        gdr = facts.gdr
+        texts, network, gdr = facts.texts, _network(facts), facts.gdr
         nets = [name for name in facts.transports if name.startswith(("NET/", "COLLNET/"))]
         if nets:
             gdr = any("GDRDMA" in name for name in nets)

@@ -81,14 +81,11 @@ class Ras:
 def with_world_ranks(
     groups: Sequence[Communicator], rank_by_pid: Mapping[int, int | None], world: int | None
 ) -> tuple[Communicator, ...]:
-    """The communicators, with each member's rank in the whole job.
-
-    rank_by_pid: pid of each process of the job on this node, also in its container -> its rank
-    world:       number of ranks of the job; None: not known
-
-    A communicator of all ranks has them in the job's order (PyTorch's default group, MPI's world),
-    unless a process of this node has another number in it than in the job. It gives the rank of
-    each host and pid, and thereby the ranks in all other communicators.
+    """The communicators, with each member's rank in the whole job. rank_by_pid: pid of each
+    process of the job on this node, also in its container -> its rank. world: number of ranks of
+    the job; None: not known. A communicator of all ranks has them in the job's order (PyTorch's
+    default group, MPI's world), unless a process of this node has another number in it. It gives
+    the rank of each host and pid, and thereby the ranks in all other communicators.
     """
     hosts: dict[str, set[int]] = {}
     for group in groups:
@@ -98,9 +95,8 @@ def with_world_ranks(
     local_hosts = [host for host, pids in hosts.items() if host and pids <= rank_by_pid.keys()]
     rank_by_member: dict[tuple[str, int], int] = {}
     if len(local_hosts) == 1:
-        rank_by_member = {
-            (local_hosts[0], pid): rank for pid, rank in rank_by_pid.items() if rank is not None
-        }
+        numbered_pids = ((pid, rank) for pid, rank in rank_by_pid.items() if rank is not None)
+        rank_by_member = {(local_hosts[0], pid): rank for pid, rank in numbered_pids}
     for group in groups:
         has_job_order = group.size == world and all(
             rank_by_member.get((member.host, member.pid), member.rank) == member.rank
@@ -167,25 +163,17 @@ def _communicator(group: Mapping[str, Any]) -> Communicator:
         replace(_member(rank), counts=_counts(rank), problem=_problem(_dict(rank.get("status"))))
         for rank in _dicts(group.get("ranks"))
     ]
-    members += [
-        replace(_member(rank), missing=_missing(rank))
-        for rank in _dicts(group.get("missing_ranks"))
-    ]
+    missing_ranks = _dicts(group.get("missing_ranks"))
+    members += [replace(_member(rank), missing=_missing(rank)) for rank in missing_ranks]
     usual = Counter(member.counts for member in members if member.counts)
-    return Communicator(
-        _text(group.get("hash")),
-        _whole_number(group.get("size")),
-        tuple(members),
-        max(usual, key=lambda counts: usual[counts], default=()),
-    )
+    counts = max(usual, key=lambda counts: usual[counts], default=())
+    size = _whole_number(group.get("size"))
+    return Communicator(_text(group.get("hash")), size, tuple(members), counts)
 
 
 def _member(rank: Mapping[str, Any]) -> Member:
-    return Member(
-        _whole_number(rank.get("rank"), -1),
-        _text(rank.get("host")),
-        _whole_number(rank.get("pid")),
-    )
+    number, pid = _whole_number(rank.get("rank"), -1), _whole_number(rank.get("pid"))
+    return Member(number, _text(rank.get("host")), pid)
 
 
 def _counts(rank: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
@@ -264,9 +252,7 @@ class _RasSection:
 
     def __init__(self, name: str, size: int) -> None:
         self.name, self.size = name, size
-        self.kind = ""
-        self.operation = ""
-        self.several = ""
+        self.kind = self.operation = self.several = ""
         self.members: dict[int, Member] = {}
         self.counts: dict[int, dict[str, int]] = {}
         self.usual: dict[str, tuple[int, int]] = {}
@@ -387,9 +373,7 @@ _C10D = "distributed_c10d.py"
 
 
 def makes_communicator(frames: Sequence[tuple[str, str]]) -> bool:
-    """Whether a main thread with these Python frames may create a communicator.
-    frames: (function, file), root to leaf
-    """
+    """Whether a main thread may create a communicator. frames: (function, file), root to leaf"""
     if any(function in _CREATORS for function, _ in frames):
         return True
     return any(file.endswith(_C10D) and _CALLS.fullmatch(name) for name, file in frames[-1:])
@@ -397,22 +381,17 @@ def makes_communicator(frames: Sequence[tuple[str, str]]) -> bool:
 
 # --- The gate.
 
+#: (pid, uid, global rank) of a process of the job.
+RasRank = tuple[int, int, "int | None"]
+
 
 def observe(
-    supervisor: ProcessSupervisor,
-    ranks: Sequence[tuple[int, int, int | None]],
-    environment: Mapping[str, str],
-    allow: bool,
-    limit_s: float,
-    *,
-    makes_communicator: bool = False,
-) -> Ras:
-    """The report of a job's RAS port.
-
-    ranks:       its processes on this node: (pid, uid, global rank)
-    environment: of the first of these processes
-    allow:       query the port even if a query is known to have crashed jobs
-    limit_s:     seconds for everything
+    supervisor: ProcessSupervisor, ranks: Sequence[RasRank], environment: Mapping[str, str],
+    allow: bool, limit_s: float, *, makes_communicator: bool = False,
+) -> Ras:  # fmt: skip
+    """The report of a job's RAS port. ranks: its processes on this node
+    environment: of the first of these
+    allow: query the port even if a query is known to have crashed jobs
     makes_communicator: a rank of this node may create a communicator
     """
     try:
@@ -485,9 +464,7 @@ def observe(
     return Ras("its answer could not be read")
 
 
-def _open_gate(
-    ranks: Sequence[tuple[int, int, int | None]], environment: Mapping[str, str]
-) -> tuple[str, int]:
+def _open_gate(ranks: Sequence[RasRank], environment: Mapping[str, str]) -> tuple[str, int]:
     """The port's address, from the environment alone. Raises _Absent."""
     if not ranks:
         raise _Absent("no rank was found on this node")
@@ -604,9 +581,7 @@ def _beginning(data: bytes) -> str:
 
 
 class _RasDialogue:
-    """Commands and answers over one connection.
-    until: a moment of time.monotonic()
-    """
+    """Commands and answers over one connection. until: a moment of time.monotonic()"""
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self.connection, self.until = connection, until

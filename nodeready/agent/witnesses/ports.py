@@ -47,8 +47,7 @@ _NET_ERRORS = (
     "rx_errors", "tx_errors", "tx_dropped", "rx_crc_errors", "rx_missed_errors",
     "rx_fifo_errors", "tx_carrier_errors",
 )  # fmt: skip
-#: Error counters of an RDMA port in counters (Linux' sysfs-class-infiniband) and in its driver's
-#: hw_counters.
+#: Errors of an RDMA port in counters (Linux' sysfs-class-infiniband), in its driver's hw_counters.
 _PORT_ERRORS = (
     "symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors",
     "port_rcv_remote_physical_errors", "port_xmit_discards", "port_xmit_constraint_errors",
@@ -69,9 +68,7 @@ UNREADABLE = "unreadable"
 
 
 def counters(root: str = "/sys/class") -> dict[str, Any]:
-    """Port -> its kind, its state and its counters, as `network` takes them; ``absent``: why not.
-    root: the directory of the kernel's classes of devices
-    """
+    """Port -> kind, state, counters (see `network`); ``absent``: why not. root: of the classes"""
     until = time.monotonic() + _COUNTERS_S
 
     def work(send: Send) -> None:
@@ -160,11 +157,8 @@ def _rdma(path: str) -> dict[str, Any]:
 
 
 def network(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> Network:
-    """The traffic between two samples (`counters`), without ports that are down both times.
-
-    RDMA ports are listed even when they are down.
-
-    seconds: between the samples
+    """The traffic between two samples (`counters`), without ports that are down both times; RDMA
+    ports are listed even then. seconds: between the samples
     """
     for sample in (before, after):
         if "ports" not in sample:
@@ -185,10 +179,8 @@ def _port(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Witnesse
         _counter_increase(old[direction], new[direction]) for direction in ("received", "sent")
     )
     unit = _WORD_BYTES if new.get("words") else 1
-    increases = [
-        (counter, _counter_increase(old["errors"].get(counter), value, full=False))
-        for counter, value in new["errors"].items()
-    ]
+    errors = ((name, old["errors"].get(name), value) for name, value in new["errors"].items())
+    increases = [(name, _counter_increase(*values, full=False)) for name, *values in errors]
     is_unreadable = new["state"] == "up" and (received is None or sent is None)
     return WitnessedPort(
         name,
@@ -202,9 +194,7 @@ def _port(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Witnesse
 
 
 def _counter_increase(old: int | None, new: int | None, *, full: bool = True) -> int | None:
-    """The increase of a counter; None: unknown.
-    full: a counter of 32 bits that stays at its maximum no longer counts
-    """
+    """The increase of a counter; None: unknown. full: where a counter of 32 bits stays"""
     if old is None or new is None or (full and old == new == 0xFFFFFFFF):
         return None
     if new >= old:

@@ -24,9 +24,8 @@ def row_of(line: str) -> str | None:
 
 
 def observe(pid: int, uid: int, *, has_log: bool) -> dict[str, list[float]]:
-    """The counters at the ends of the files to which a process writes its output, and of other
-    files that it wrote last. It runs in a fork, as `logs.observe`.
-    has_log: its output goes to a file
+    """The counters at the ends of the files to which a process writes its output, and of others
+    that it wrote last; for a fork, as `logs.observe`. has_log: its output goes to a file
     """
     counters: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError, logs.NoLogError):

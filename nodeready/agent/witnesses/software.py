@@ -30,9 +30,7 @@ class RankSoftware(NamedTuple):
 
 
 def observe(pid: int, uid: int, nccl: str | None = None) -> RankSoftware:
-    """The software of a process. Call this in a fork: a file system may never answer.
-    nccl: its version, if it is known; None: the library is searched for it, up to 64 MB
-    """
+    """The software of a process; for a fork. nccl: its version; None: search up to 64 MB for it"""
     with contextlib.suppress(OSError), with_rights(rights_of_job(pid, uid)):
         maps = [path for path, _ in mapped_files(pid)]
         nccl_path = next(filter(LIBRARY.search, maps), "")
@@ -57,12 +55,9 @@ _LOADER = re.compile(rb"(?:^|\0)(LD_PRELOAD|LD_LIBRARY_PATH)=([^\0]*)")
 
 def _loader_variables(data: bytes) -> dict[str, list[str]]:
     """The paths in the variables of the loader (ld.so(8)), in an environment."""
-    return {
-        os.fsdecode(name): re.split(
-            "[:; ]" if name == b"LD_PRELOAD" else "[:;]", os.fsdecode(text)
-        )
-        for name, text in _LOADER.findall(data)
-    }
+    rows = [tuple(map(os.fsdecode, row)) for row in _LOADER.findall(data)]
+    ends = {"LD_PRELOAD": "[:; ]", "LD_LIBRARY_PATH": "[:;]"}
+    return {name: re.split(ends[name], text) for name, text in rows}
 
 
 def _brought_by(path: str, variables: Mapping[str, Sequence[str]]) -> str:

@@ -28,11 +28,8 @@ def missing_ranks(
     silent: Collection[str],
     without: Collection[str],
 ) -> Group | None:
-    """The group of missing ranks; None: no rank is missing, or none is known to be.
-
-    by_node: node -> the ranks that were found there
-    silent:  nodes that gave no answer
-    without: nodes that answered and have no rank of this job
+    """The group of missing ranks; None: none is known to be missing. by_node: node -> the ranks
+    found there; silent: nodes without an answer; without: nodes that answered, without its ranks
     """
     numbered = {rank for ranks in by_node.values() for rank in ranks}
     if not world_size or not 0 < world_size <= MAX_RANKS or max(numbered, default=0) >= world_size:
@@ -57,10 +54,8 @@ def expected_nodes(
     by_node: Mapping[str, Collection[int]],
     expected: Collection[str],
 ) -> tuple[str, ...]:
-    """The nodes that should have these ranks; () when the ranks found follow no rule.
-
-    The rule is that of torchrun and of Slurm's block distribution: each node has the same number
-    of consecutive ranks.
+    """The nodes that should have these ranks, by the rule of torchrun and of Slurm's block
+    distribution: each node has as many consecutive ranks. (): the ranks found follow no rule
     """
     if len(by_node) == 1 and not expected:
         return tuple(by_node)
@@ -95,9 +90,8 @@ _NEUTRAL_ACTIVITIES = frozenset({"idle", "agent", "worker"})
 
 
 def is_waiting(group: Group) -> bool:
-    """Whether a group stands at a place where it waits for other ranks.
-
-    It may spin there: MPI, NCCL and CUDA poll. A backward pass whose thread computes does not.
+    """Whether a group waits for other ranks where it stands. It may spin there: MPI, NCCL and CUDA
+    poll. A backward pass whose thread computes does not wait.
     """
     if group.kind != "stack" or group.verdict == "progressing":
         return False
@@ -106,9 +100,8 @@ def is_waiting(group: Group) -> bool:
 
 
 def stands_still(group: Group) -> bool:
-    """Whether some ranks of a waiting group have not moved at all between the samples.
-
-    The end of a collective wakes up all its ranks: where each has woken up, the job may progress.
+    """Whether some ranks of a waiting group have not moved at all between the samples. The end of
+    a collective wakes up all its ranks: where each has woken up, the job may progress.
     """
     return group.verdict != "unsure" or not group.wakeups
 
@@ -117,8 +110,7 @@ class _WaitingJob(NamedTuple):
     """How many processes of a job wait for other ranks."""
 
     waiting: int  # those that wait
-    # those that may wait, in a call of C below the user's code: the wait() of an asynchronous
-    # collective
+    # those that may wait, in a call of C: the wait() of an asynchronous collective
     maybe: int
     # some of the waiting processes do not move at all, though a step would wake up all
     standing: bool
@@ -139,11 +131,9 @@ def _size(groups: Iterable[Group]) -> int:
 def with_roles(
     groups: Sequence[Group], everything: int, awaited: Collection[int] | None = None
 ) -> list[Group]:
-    """The groups, each with its role in the hang, and why.
-
-    everything: number of processes, and of ranks and nodes without one
-    awaited: indexes of the groups for which others wait; None: any group, because of some waiting
-        processes it is not known for which they wait
+    """The groups, each with its role in the hang, and why. everything: number of processes, and of
+    ranks and nodes without one. awaited: indexes of the groups for which others wait; None: any,
+    because it is not known of each waiting process for which it waits
     """
     job = _WaitingJob(
         _size(filter(is_waiting, groups)),
@@ -229,9 +219,8 @@ class DifferentCode(NamedTuple):
 def different_code(
     nodes: Mapping[str, Collection[int]], calls: Callable[[int], Sequence[Frame]], least: int
 ) -> list[DifferentCode]:
-    """Files whose versions differ between nodes, from the stacks of one path.
-
-    nodes: node -> its stacks. calls: the frames of a stack. least: minimum ranks of a node
+    """Files whose versions differ between nodes, from the stacks of one path. nodes: node -> its
+    stacks. calls: the frames of a stack. least: minimum ranks of a node
     """
     if len(nodes) < 2:
         return []
@@ -258,15 +247,12 @@ def different_code(
         # The only rank of a node is always where all ranks of the node are.
         if sure or least > 1:
             at, lines = places[-1]
-            nodes_of_line = {
-                line: tuple(sorted(lines[line], key=natural)) for line in sorted(lines)
-            }
-            differences.append(DifferentCode(file, first[at].function, nodes_of_line, sure))
+            nodes_of = {line: tuple(sorted(lines[line], key=natural)) for line in sorted(lines)}
+            differences.append(DifferentCode(file, first[at].function, nodes_of, sure))
     return differences
 
 
 def _shifts(lines: Mapping[int, Sequence[str]]) -> tuple[tuple[str, int], ...]:
-    """The number of lines by which each node differs from the first."""
     of = {node: line for line, line_nodes in lines.items() for node in line_nodes}
     names = sorted(of)
     return tuple((node, of[node] - of[names[0]]) for node in names)
@@ -312,7 +298,6 @@ def _processes(number: int) -> str:
 
 
 def _few(items: Sequence[str]) -> str:
-    """The first items, and how many more there are."""
     text = ", ".join(items[:_MAX_NAMED])
     return f"{text} and {len(items) - _MAX_NAMED} more" if len(items) > _MAX_NAMED else text
 
@@ -355,9 +340,7 @@ _UNKNOWN_PYTHON = "does not know"
 def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
     for kind, (_, text) in hints.STANDING.items():
         # A group without a role and with a reason for it is none to look at.
-        kind_groups = [
-            group for group in groups if group.kind == kind and (group.role or not group.reason)
-        ]
+        kind_groups = [g for g in groups if g.kind == kind and (g.role or not g.reason)]
         if kind_groups and text:
             silent = kind == "missing" and kind_groups[0].no_stack_reason.endswith(SILENT)
             yield (hints.ADVICE["silent"] if silent else text).format(ranks=_ranks(*kind_groups))
@@ -371,7 +354,6 @@ def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
-    """Advice where one group has all ranks."""
     activity = group.activity
     if is_waiting(group) and several:
         noun = hints.NOUNS.get(activity, "collective")
@@ -385,7 +367,6 @@ def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
 
 
 def _several_groups_advice(stacks: Stacks) -> Iterator[str]:
-    """Advice where several groups have a stack."""
     groups = [group for group in stacks.groups if group.kind == "stack"]
     suspects = [group for group in groups if group.role == "suspect"]
     victims = [group for group in groups if group.role == "victim"]
@@ -408,13 +389,10 @@ def _several_groups_advice(stacks: Stacks) -> Iterator[str]:
         yield from _all_victims_advice(victims)
     elif not suspected:
         yield from _no_waiting_advice(groups, total)
-    spinning = next(
-        (group for group in groups if group.verdict == "spinning" and not is_waiting(group)), None
-    )
+    spinning = [group for group in groups if group.verdict == "spinning" and not is_waiting(group)]
     if spinning and any(group.verdict == "blocked" for group in groups):
-        yield (
-            f"{_ranks(spinning)}: uses CPU time where it stands while others wait: a loop, or slow"
-        )
+        text = "uses CPU time where it stands while others wait: a loop, or slow"
+        yield f"{_ranks(spinning[0])}: {text}"
 
 
 def _all_victims_advice(groups: Sequence[Group]) -> Iterator[str]:
@@ -428,7 +406,6 @@ def _all_victims_advice(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
-    """Advice where no group is known to wait for another one."""
     idle = [group for group in groups if group.activity == "idle"]
     if idle:
         yield f"{_ranks(*idle)}: idle: look whether a client or a task should have come"
@@ -456,26 +433,21 @@ def _other_processes_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
             for other in stacks.other_jobs
         ]
         owner = f" of {stacks.user}" if users and stacks.user else ""
-        options = [*(["--job ID"] if jobs else []), *(["--user NAME"] if users else [])]
-        yield (
-            f"shown is job {stacks.job or '(none)'}{owner}; there are also {_few(texts)}: choose "
-            f"with {' or '.join(options) or '--pid'}"
-        )
+        options = ["--job ID"] * bool(jobs) + ["--user NAME"] * bool(users)
+        text = f"shown is job {stacks.job or '(none)'}{owner}; there are also {_few(texts)}"
+        yield f"{text}: choose with {' or '.join(options) or '--pid'}"
     strangers = [other for other in stacks.other_jobs if other.stranger]
     if strangers and disputed:
-        users = {stacks.user, *(stranger.user for stranger in strangers)}
-        yield (
-            f"the owner of job {stacks.job} is unknown: {_few(sorted(users))} claim it: choose "
-            "with --user NAME"
-        )
+        names = _few(sorted({stacks.user, *(stranger.user for stranger in strangers)}))
+        text = f"the owner of job {stacks.job} is unknown: {names} claim it"
+        yield f"{text}: choose with --user NAME"
     elif strangers:
         count = sum(stranger.processes for stranger in strangers)
         nodes = {node for stranger in strangers for node in stranger.nodes}
-        yield (
-            f"{count} {say('{process claims|processes claim}', count)} to be of job {stacks.job} "
-            f"and {say('{is|are}', count)} not: of {_few(sorted({s.user for s in strangers}))} on "
-            f"{fold(nodes)}"
-        )
+        names = _few(sorted({stranger.user for stranger in strangers}))
+        text = "{count} {process claims|processes claim} to be of job {job} and {is|are} not"
+        text = say(text, count, count=str(count), job=stacks.job)
+        yield f"{text}: of {names} on {fold(nodes)}"
     silent = {node for group in stacks.groups if group.kind == "no-data" for node in group.nodes}
     failed_nodes = {gap.node: gap.reason for gap in stacks.gaps if gap.node not in silent}
     if failed_nodes:
@@ -493,7 +465,6 @@ def with_advice(
     disputed: bool = False,
 ) -> Stacks:
     """The document with its advice.
-
     world_sizes: WORLD_SIZE -> number of processes with it
     instead:     node -> its programs, where no rank was found
     differences: files whose versions differ between nodes
@@ -501,11 +472,8 @@ def with_advice(
     disputed:    several users claim the job, and neither Slurm nor a cgroup names its owner
     """
     groups = [group for group in stacks.groups if group.kind == "stack"]
-    lines = [
-        *_kind_advice(stacks.groups),
-        *_world_size_advice(world_sizes, stacks),
-        *_repeated_ranks_advice(stacks.processes),
-    ]
+    lines = [*_kind_advice(stacks.groups), *_world_size_advice(world_sizes, stacks)]
+    lines += _repeated_ranks_advice(stacks.processes)
     if stacks.paces:
         # The verdict says it all: where ranks stood at the end proves nothing.
         pass
@@ -519,8 +487,6 @@ def with_advice(
     lines += _other_processes_advice(stacks, disputed)
     if not stacks.processes and instead:
         node = min(instead, key=natural)
-        lines.append(
-            f"no process has a rank; {node} runs {_few(list(instead[node]))}: name one with "
-            "--pid, or many with --match"
-        )
+        text = f"no process has a rank; {node} runs {_few(list(instead[node]))}"
+        lines.append(f"{text}: name one with --pid, or many with --match")
     return dataclasses.replace(stacks, advice=tuple(lines))

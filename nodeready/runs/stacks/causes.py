@@ -72,26 +72,20 @@ def place_of_call(group: Group) -> tuple[str, tuple[int, ...]]:
 
 
 def awaited_object(group: Group) -> str:
-    """What all ranks of a group wait for in the kernel; "": nothing worth a word, or different
-    objects.
-    """
+    """What all ranks of a group wait for in the kernel; "": different objects, or none to name."""
     held = _COUNT_SUFFIX.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
     return "" if held.startswith(_TRIVIAL_WAITS) else cut(held, MAX_LINE)
 
 
 def left_lock(group: Group) -> str:
-    """The lock file that all ranks of a group wait for in a library, and that an ended process has
-    left; "": none. A program's own loop may wait for something else.
-    """
+    """The lock file of an ended process that all ranks wait for in a library; "": none"""
     is_known = group.activity == "file-lock" and group.frames[-1:] != (group.user_frame,)
     lock = _LEFT_LOCK.fullmatch(group.waits_on[0]) if is_known and group.waits_on else None
     return lock[1] if lock and len(group.waits_on) == 1 else ""
 
 
 def opens_pipe(group: Group) -> bool:
-    """Whether all ranks of a group open a named pipe whose other end is not open
-    (wait_for_partner of Linux fs/pipe.c).
-    """
+    """Whether all ranks open a pipe without another end (wait_for_partner of Linux fs/pipe.c)."""
     return bool(group.states) and all("wait_for_partner" in state for state in group.states)
 
 
@@ -130,10 +124,7 @@ def waits_for_held_child(group: Group) -> bool:
 
 
 def child_cause(group: Group, at: str) -> Cause | None:
-    """The cause where a rank waits for a process that it started, such as a loader's worker.
-
-    at: the innermost call of the rank, in words
-    """
+    """The cause where a rank waits for a process that it started. at: its innermost call"""
     is_loading = group.activity == "data"
     for child in group.children if waits_for_held_child(group) else ():
         if how := _HELD_STATES.get(child.state[:1]):

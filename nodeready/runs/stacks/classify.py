@@ -77,7 +77,6 @@ class Links:
         self._owner: dict[str, Place | None] = {}
 
     def read(self, node: str, process: TracedProcess) -> None:
-        """Keep the ends of one process."""
         for end in process.ends if len(self._owner) < _MAX_ENDS else ():
             place = node, process.pid
             self._owner[end] = place if self._owner.get(end, place) == place else None
@@ -106,24 +105,19 @@ def waited_for(
     waiting_activities: frozenset[str],
 ) -> list[tuple[int, ...]]:
     """For each group the ranks that all of its processes wait for; (): not all of them wait.
-
-    waiting_activities: activities of hints in which a process waits for ranks
-    Of several ends only one may count: such a group waits if one of those ranks does not wait.
+    waiting_activities: activities of hints in which a process waits for ranks. Of several ends
+    only one may count: such a group waits if one of those ranks does not wait.
     """
     waited: list[tuple[int, ...]] = [()] * len(groups)
-    waiting = {
-        rank for group in groups if group.activity in waiting_activities for rank in group.ranks
-    }
+    idle_groups = (group for group in groups if group.activity in waiting_activities)
+    waiting = {rank for group in idle_groups for rank in group.ranks}
     awake = {rank for group in groups if group.awake for rank in group.ranks}
     # The surest first: a rank that waits is not the awaited one of a group with several ends.
     for level in (_certain_ends, _direct, _all_ends):
         candidates: list[tuple[int, list[set[int]]]] = []
         for at, group in enumerate(groups):
-            if (
-                waited[at]
-                or group.activity in waiting_activities
-                or len(group.ends) < group.processes
-            ):
+            is_known = len(group.ends) >= group.processes
+            if waited[at] or group.activity in waiting_activities or not is_known:
                 continue
             sets = []
             for place, ends in group.ends.items():
@@ -137,9 +131,8 @@ def waited_for(
             # For an arbitrary connection it is only likely: an active rank may use it.
             excluded = {_certain_ends: set(), _direct: waiting, _all_ends: waiting | awake}[level]
             sets = [ranks - excluded for ranks in ends_of]
-            if all(sets) and (
-                level is not _certain_ends or all(len(ranks) == 1 for ranks in sets)
-            ):
+            is_certain = all(len(ranks) == 1 for ranks in sets)
+            if all(sets) and (level is not _certain_ends or is_certain):
                 waited[at] = tuple(sorted(set().union(*sets)))
                 waiting |= groups[at].ranks
     return waited
@@ -219,10 +212,8 @@ _SHIM = ("__init__", "__init__", 0)
 
 
 class StackNumbers:
-    """Numbers of stacks; equal stacks of any nodes share a number.
-
-    Stacks with different lines have different numbers but one path: ranks in the same functions
-    are grouped together at any lines.
+    """Numbers of stacks; equal stacks of any nodes share one. Stacks with different lines have one
+    path: ranks in the same functions are grouped together at any lines.
     """
 
     def __init__(self) -> None:
@@ -259,7 +250,6 @@ class StackNumbers:
         return number
 
     def numbers(self, trace: Trace) -> list[int]:
-        """The number of each of the trace's stacks."""
         frame, stack = self._frame, self._stack
         frames, rows = list(map(frame, trace.frames)), trace.stacks
         inner = self._frames.get(_SHIM)
@@ -289,11 +279,8 @@ class StackNumbers:
         return hint.activity if hint else ""
 
     def same(self, first: int, other: int) -> bool:
-        """Whether a thread with both stacks has stayed at one place: only the last call's line
-        may differ, and the calls below a polling one.
-
-        A waiting loop is at different lines of its function; a program that progresses comes to
-        different calls.
+        """Whether a thread with both stacks has stayed at one place: only the last call's line may
+        differ, as in a waiting loop, and the calls below a polling one.
         """
         if first == other:
             return True
@@ -320,11 +307,10 @@ class StackNumbers:
         rows: Sequence[Sequence[Frame]] = [
             [self._seen[frame] for frame in self._all[stack]] for stack in stacks
         ]
+        columns = zip(*rows, strict=True)
         return tuple(
-            frame
-            if all(other.line == frame.line for other in other_frames)
-            else frame._replace(line=0)
-            for frame, *other_frames in zip(*rows, strict=True)
+            frame if all(other.line == frame.line for other in peers) else frame._replace(line=0)
+            for frame, *peers in columns
         )
 
 
@@ -363,8 +349,7 @@ class Classification(NamedTuple):
     kind: str  # as of a `document.Group`
     verdict: str | None  # likewise
     reason: str  # why there is no stack to compare; "": there is one
-    # number of the main thread's last stack, with that of the thread that it waits for; None: no
-    # stack
+    # number of the main thread's last stack, with that of the awaited thread; None: no stack
     stack: int | None
     cpu_s: float | None
     # of the main thread between the first and the last sample; None: not known
@@ -376,10 +361,8 @@ class Classification(NamedTuple):
 def classify(
     process: TracedProcess, stacks: Sequence[int], table: StackNumbers, interval_s: float
 ) -> Classification:
-    """Classify one process by its samples.
-
-    stacks: the numbers of the trace's stacks. The last sample with a stack gives the stack; all
-    samples together decide whether the process moves: see `_verdict`.
+    """Classify one process by its samples: the last one with a stack gives the stack, all together
+    tell whether it moves (`_verdict`). stacks: the numbers of the trace's stacks
     """
     used = _range(process.cpu_s)
     mains, thread = _mains(process, stacks, table)
@@ -442,7 +425,6 @@ def _verdict(
     used: float, wakeups: int | None, sleeps: bool, seconds: float, calls: float | None = None
 ) -> str:
     """Whether the main thread moved at the place where all samples show it.
-
     used:    CPU seconds of the main thread or, in traces of earlier versions, of the process, of
              which heartbeats and watchdogs use some
     wakeups: voluntary context switches; None: not known
@@ -515,9 +497,7 @@ def _mains(
 
 
 def main_stack(process: TracedProcess, stacks: Sequence[int], table: StackNumbers) -> int | None:
-    """The number of a main thread's last stack, with that of the thread that it waits for; None:
-    no stack. stacks: as of `classify`
-    """
+    """The last stack's number, as of `_mains`; None: no stack. stacks: as of `classify`"""
     mains, _ = _mains(process, stacks, table)
     return mains[-1] if mains else None
 
@@ -526,10 +506,8 @@ def _awaited(
     main: StackReading, sample: StackSample, stacks: Sequence[int], table: StackNumbers,
     waits: Collection[str],
 ) -> tuple[str, int] | None:  # fmt: skip
-    """Name and stack of the only thread for which a main thread can wait; None: not known.
-
-    waits: the names of threads that wait for other ranks by connections, pipes or locks
-    Autograd's threads do not come from Python: their outermost call is not of threading.
+    """Name and stack of the only thread for which a main thread can wait; None: not known. waits:
+    the threads that wait for other ranks by connections, pipes or locks
     """
     candidates: dict[int, str] = {}
     for name, at in sample.threads:
@@ -541,9 +519,8 @@ def _awaited(
     readings = {stack: table.reading(stack) for stack in candidates}
     if main.lock:
         # No other thread can release it.
-        candidates = {
-            at: name for at, name in candidates.items() if main.lock in readings[at].holds
-        }
+        holders = [at for at in candidates if main.lock in readings[at].holds]
+        candidates = {at: candidates[at] for at in holders}
     # Threads that work in the awaited pool; that wait for no other thread; that wait for ranks.
     preferences: list[Callable[[int], bool]] = [
         lambda stack: readings[stack].pooled == main.pooled,
@@ -552,18 +529,15 @@ def _awaited(
     ]
     for fits in preferences:
         if len(candidates) > 1:
-            candidates = {
-                stack: name for stack, name in candidates.items() if fits(stack)
-            } or candidates
+            fitting = {stack: candidates[stack] for stack in candidates if fits(stack)}
+            candidates = fitting or candidates
     # If several all wait for ranks, any of them shows what the main thread waits for.
     is_single = len(candidates) == 1 or all(readings[stack].for_ranks for stack in candidates)
     return next(((candidates[stack], stack) for stack in candidates), None) if is_single else None
 
 
 def possible_holder(process: TracedProcess, stacks: Sequence[int], table: StackNumbers) -> str:
-    """The only other thread of a process whose main thread waits for a lock of that process: it
-    may have the lock. "": not known
-    """
+    """The only other thread of a process whose main thread waits for its lock; "": not known"""
     if not process.waits_on.endswith(OWN_LOCK) or not process.samples:
         return ""
     threads = [(name, stacks[at]) for name, at in process.samples[-1].threads if name != MAIN]
@@ -579,9 +553,7 @@ def possible_holder(process: TracedProcess, stacks: Sequence[int], table: StackN
 def _dispatched(
     waits: Collection[str], sample: StackSample, stacks: Sequence[int], table: StackNumbers
 ) -> tuple[str, int] | None:
-    """Name and stack of a thread that works on a request of another rank and waits for no rank;
-    None: no such thread. waits: as of `_awaited`
-    """
+    """Name and stack of a thread that serves another rank; None: none. waits: see `_awaited`"""
     for name, at in sample.threads:
         reading = table.reading(stacks[at])
         if name not in waits and reading.dispatched and not reading.for_ranks:

@@ -19,20 +19,10 @@ from nodeready.agent.stacks.program import StacksConfig
 from nodeready.agent.stacks.py_spy import ENDED_INTERPRETER, NATIVE_LIMIT_S, NO_CALL, NOT_PYTHON
 from nodeready.agent.stacks.ranks import CLAIMS, LAUNCHER, claim_note
 from nodeready.agent.stacks.system_calls import CallCount
-from nodeready.core import wire
+from nodeready.core import outcome, wire
 from nodeready.core.base import ProbeError
 from nodeready.core.exit_codes import Refused
-from nodeready.core.outcome import (
-    FAILED,
-    HUNG,
-    INCOMPLETE,
-    INTERRUPTED,
-    INVALID,
-    NO_PYTHON,
-    TIMEOUT,
-    Gap,
-    GapError,
-)
+from nodeready.core.outcome import FAILED, INTERRUPTED, INVALID, TIMEOUT, Gap, GapError
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.inventory.slurm import JobPlacement
@@ -84,7 +74,7 @@ class Captured:
                 continue
             if not trace.processes:
                 if trace.error:
-                    self.gaps[name] = Gap(INCOMPLETE, trace.error)
+                    self.gaps[name] = Gap(outcome.INCOMPLETE, trace.error)
                     continue
                 room = MAX_LISTED_PROCESSES - len(self.instead)
                 self.instead += [(name, words) for words in trace.instead[:room]]
@@ -98,27 +88,22 @@ class Captured:
 
 
 def _with_claims(trace: Trace, job: str) -> Trace:
-    """The trace of a node on which Slurm does not run the job.
-
-    Its processes only claim the job, so their stacks and witnesses are removed.
+    """The trace of a node on which Slurm does not run the job. Its processes only claim the job,
+    so their stacks and witnesses are removed.
     """
-    bare: dict[str, Any] = dict.fromkeys(
-        ("samples", "below", "ends", "waits_for", "received", "locals", "thread_rows"), ()
-    )
-    note = claim_note(job, True)
-    processes = tuple(
-        replace(process, **bare, native=None, witnesses={}, note=note)
-        for process in trace.processes
-    )
+    names = "samples", "below", "ends", "waits_for", "received", "locals", "thread_rows"
+    bare: dict[str, Any] = dict.fromkeys(names, ())
+    bare |= {"native": None, "witnesses": {}, "note": claim_note(job, True)}
+    processes = tuple(replace(process, **bare) for process in trace.processes)
     return replace(trace, witnesses={}, processes=processes)
 
 
 def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
     """The trace in a node's answer. Raises GapError if it has none."""
-    if answer.gap and answer.gap.kind not in (TIMEOUT, HUNG):
+    if answer.gap and answer.gap.kind not in (TIMEOUT, outcome.HUNG):
         raise GapError(answer.gap)
     if f"{nonce} {wire.NO_PYTHON}" in answer.stdout:
-        raise GapError(Gap(NO_PYTHON, wire.PYTHON_MISSING))
+        raise GapError(Gap(outcome.NO_PYTHON, wire.PYTHON_MISSING))
     try:
         data = program.unpack(answer.stdout, nonce)
         # The name of a node comes from the inventory, not from its answer.
@@ -137,23 +122,20 @@ def capture(
     placement = placement or JobPlacement()
     config = replace(config, owner=placement.user, parts=placement.parts)
     captured = Captured(config, list(nodes), placement=placement)
-    elsewhere = replace(config, is_elsewhere=True)
-    requests = {
-        name: request_for(name, elsewhere if name in placement.other_nodes else config)
-        for name in captured.nodes
-    }
+    configs = dict.fromkeys(captured.nodes, config)
+    other_nodes = placement.other_nodes & configs.keys()
+    configs |= dict.fromkeys(other_nodes, replace(config, is_elsewhere=True))
+    requests = {name: request_for(name, config) for name, config in configs.items()}
     return add_answers(captured, ask, "stacks", requests)
 
 
 def request_for(name: str, config: StacksConfig) -> Request:
-    """The request that runs the program on a node."""
     return request(name, program.__name__, config, margin_s=MARGIN_S)
 
 
 def add_answers(
     captured: Captured, ask: Asks, activity: str, requests: Mapping[str, Request]
 ) -> Captured:
-    """Add the answers of these nodes to those of the fleet."""
     for name, answer in ask(activity, requests).items():
         if answer.has_gap(INTERRUPTED):
             captured.complete = False
@@ -166,10 +148,8 @@ def add_answers(
 
 
 def with_launchers(stacks: Stacks, captured: Captured) -> Stacks:
-    """The document with advice, in first place, on a job that has only launchers.
-
-    A rendezvous waits for every node. The waiting launchers cannot name the missing node, which
-    shows no process.
+    """The document with advice, in first place, on a job that has only launchers: a rendezvous
+    waits for every node, and the missing node shows no process.
     """
     notes = [process.note for process in stacks.processes if process.note.startswith(LAUNCHER)]
     if not notes or len(notes) < len(stacks.processes):
@@ -197,17 +177,14 @@ _UNPAUSABLE_STATES = frozenset("DTtZX")
 
 def _has_native(group: Group) -> bool:
     """Whether native stacks of a group may show more than its Python calls."""
-    return group.kind == "stack" or group.no_stack_reason.startswith(
-        (ENDED_INTERPRETER, NOT_PYTHON, NO_CALL)
-    )
+    is_in_c = group.no_stack_reason.startswith((ENDED_INTERPRETER, NOT_PYTHON, NO_CALL))
+    return group.kind == "stack" or is_in_c
 
 
 def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[int]]:
-    """Node -> the pids of the processes to unwind.
-
-    First the processes with odd threads, then one process of each group with native calls, then
-    the other processes of these groups without the largest group. The most suspicious group is
-    first; at most ``maximum`` processes.
+    """Node -> the pids of the processes to unwind, at most ``maximum``: those with odd threads,
+    then one of each group with native calls, the most suspicious first, then their others without
+    the largest group.
     """
     groups = [index for index, group in enumerate(stacks.groups) if _has_native(group)]
     if not groups:
@@ -228,32 +205,22 @@ def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[
 
 
 def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
-    """Take the native stacks, one at a time on each node, and put them into the traces.
-
-    Returns the reasons for missing native stacks, one line each.
-    """
+    """Put native stacks into the traces, one at a time on each node; why some are missing."""
     pids = choose_native(stacks)
     longest = max(map(len, pids.values()), default=0)
     config = replace(captured.config, limit_s=2 * (NATIVE_LIMIT_S + 2) * longest)
-    configs = {
-        name: replace(
-            config,
-            native=tuple(numbers),
-            native_threads=tuple(
-                odd.thread for odd in stacks.odd_threads if odd.node == name and odd.thread
-            ),
-        )
-        for name, numbers in pids.items()
-    }
+    configs = {}
+    for name, numbers in pids.items():
+        odd = tuple(row.thread for row in stacks.odd_threads if row.node == name and row.thread)
+        configs[name] = replace(config, native=tuple(numbers), native_threads=odd)
     second = _second_round(captured, ask, "native", configs)
     problems = []
     for trace in second.traces():
         name = trace.node
         first = captured.first_trace(name)
         captured.corrected[name], missing = merged(first, trace, pids[name])
-        problems += [
-            f"{name}: no native stack of process {pid}: {reason}" for pid, reason in missing
-        ]
+        text = f"{name}: no native stack of process"
+        problems += [f"{text} {pid}: {reason}" for pid, reason in missing]
     problems += [f"{name}: no native stacks: {gap.reason}" for name, gap in second.gaps.items()]
     return problems
 
@@ -261,13 +228,10 @@ def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
 def _second_round(
     captured: Captured, ask: Asks, activity: str, configs: Mapping[str, StacksConfig]
 ) -> Captured:
-    """The answers of these nodes to a further question."""
     nonce = new_nonce()
     second = Captured(replace(captured.config, nonce=nonce), list(configs))
-    requests = {
-        name: request_for(name, replace(config, nonce=nonce)) for name, config in configs.items()
-    }
-    add_answers(second, ask, activity, requests)
+    rows = ((name, replace(config, nonce=nonce)) for name, config in configs.items())
+    add_answers(second, ask, activity, {name: request_for(name, config) for name, config in rows})
     captured.complete = second.complete
     return second
 
@@ -275,10 +239,7 @@ def _second_round(
 def merged(
     trace: Trace, native: Trace, pids: Iterable[int]
 ) -> tuple[Trace, list[tuple[int, str]]]:
-    """The trace with the native stacks of a second trace of the node.
-
-    Also returns (pid, reason) of each process without a native stack.
-    """
+    """The trace with the native stacks of a second one; (pid, reason) of each without."""
     frames, stacks = list(trace.frames), list(trace.stacks)
     frame_indexes = {frame: index for index, frame in enumerate(frames)}
     by_pid = {process.pid: process for process in native.processes}
@@ -300,12 +261,9 @@ def merged(
         stacks.append(tuple(path))
     calls = {wait.number: wait.native for wait in native.thread_waits}
     waits = (replace(wait, native=calls.get(wait.number, ())) for wait in trace.thread_waits)
-    processes = tuple(
-        replace(process, native=index_of.get(process.pid, process.native))
-        for process in trace.processes
-    )
+    processes = (replace(p, native=index_of.get(p.pid, p.native)) for p in trace.processes)
     complete = replace(
-        trace, frames=tuple(frames), stacks=tuple(stacks), processes=processes,
+        trace, frames=tuple(frames), stacks=tuple(stacks), processes=tuple(processes),
         thread_waits=tuple(waits),
     )  # fmt: skip
     return complete, missing
@@ -326,18 +284,16 @@ MAX_COUNTED = 8
 def count_system_calls(
     captured: Captured, ask: Asks, stacks: Stacks, seconds: float
 ) -> Iterator[str]:
-    """Count the system calls of the suspects, without any those of the processes that spin, or
-    those of the processes of --pid, and put them into the traces. Yields the reasons for missing
-    counts, one line each.
+    """Count the system calls of the suspects, else of the processes that spin, or of those of
+    --pid, and put them into the traces. Yields why counts are missing, one line each.
     """
     suspects = stacks.verdict.suspects if stacks.verdict else ()
     ranks = {rank for suspect in suspects for rank in suspect.ranks}
-    chosen = [
-        row
-        for row in stacks.processes
-        if captured.config.pids
-        or (row.rank in ranks if ranks else stacks.groups[row.group].verdict == "spinning")
-    ]
+    chosen = list(stacks.processes)
+    if ranks and not captured.config.pids:
+        chosen = [row for row in chosen if row.rank in ranks]
+    elif not captured.config.pids:
+        chosen = [row for row in chosen if stacks.groups[row.group].verdict == "spinning"]
     if not chosen:
         yield "--syscalls: the verdict names no rank, and none spins; choose one with --pid"
     elif len(chosen) > MAX_COUNTED:
@@ -346,10 +302,9 @@ def count_system_calls(
     for row in chosen[:MAX_COUNTED]:
         pids_of.setdefault(row.node, []).append(row.pid)
     each_s = ceil(seconds + 2 * system_calls.MARGIN_S)
+    config = replace(captured.config, syscalls_s=seconds)
     configs = {
-        name: replace(
-            captured.config, pids=tuple(pids), syscalls_s=seconds, limit_s=each_s * (len(pids) + 1)
-        )
+        name: replace(config, pids=tuple(pids), limit_s=each_s * (len(pids) + 1))
         for name, pids in pids_of.items()
     }
     second = _second_round(captured, ask, "system calls", configs)
@@ -365,9 +320,8 @@ def count_system_calls(
                 reason = note.rpartition(program.NO_SYSTEM_CALLS)[2]
                 yield f"{name}: no system calls of process {pid}: {reason}"
         for process in by_pid.values():
-            process.system_calls = tuple(
-                _with_rank(call, name, links, rank_of) for call in process.system_calls
-            )
+            calls = (_with_rank(call, name, links, rank_of) for call in process.system_calls)
+            process.system_calls = tuple(calls)
         first = captured.first_trace(name)
         for process in first.processes:
             if counted_process := by_pid.get(process.pid):
@@ -381,7 +335,6 @@ def count_system_calls(
 def _with_rank(
     call: CallCount, node: str, links: Links, rank_of: Mapping[Place, int | None]
 ) -> CallCount:
-    """The call with the rank at the other end of its connection."""
     place = links.owner(node, call.peer) if call.peer else None
     rank = rank_of.get(place) if place else None
     if place is None or rank is None:
@@ -399,11 +352,8 @@ _DUMPS_S = 10
 
 
 def program_config(timeout_s: int, **options: Any) -> StacksConfig:
-    """The configuration of the program on the nodes, with a new nonce and tag.
-
-    timeout_s: seconds for one node
-    options:   further fields of `StacksConfig`
-    Raises Refused.
+    """The configuration of the program on the nodes, with a new nonce and tag. Raises Refused.
+    timeout_s: for one node. options: further fields of `StacksConfig`
     """
     tag = f"nodeready:{secrets.token_hex(6)}"
     config = StacksConfig(new_nonce(), tag, timeout_s, **{"longer_s": LONGER_S, **options})
@@ -419,7 +369,6 @@ def program_config(timeout_s: int, **options: Any) -> StacksConfig:
 
 
 def _unmet_condition(config: StacksConfig) -> str:
-    """The condition that no process meets, in words."""
     if config.pids:
         return f"there is no process {', '.join(map(str, config.pids))}"
     if config.match:

@@ -46,7 +46,6 @@ class ProcessGroupMembers:
         self.is_default = group.desc == "default_pg" or group.name == "0"
 
     def add(self, group: ProcessGroup, entries: list[RecorderEntry], ranks: list[int]) -> None:
-        """Add ranks with these entries that have not completed."""
         calls = [entry for entry in entries if not entry.is_p2p]
         calls.sort(key=lambda entry: entry.sequence)
         # The status of a group counts sends and receives, too. -1: nothing was enqueued yet.
@@ -55,7 +54,6 @@ class ProcessGroupMembers:
         self.states.setdefault((CallProgress(*numbers), tuple(calls)), []).extend(ranks)
 
     def difference(self) -> evidence.CallDifference | None:
-        """Where its ranks differ; None: no rank waits."""
         return call_difference((call, ranks) for (call, _), ranks in self.states.items())
 
     def awaited_call(self) -> str:
@@ -124,9 +122,8 @@ class CollectiveReader(evidence.StatementBuilder):
         self.add_lags(lags)
 
     def _communicators(self) -> Iterable[ProcessGroupMembers]:
-        """The process groups in which a rank waits, each with the progress of all its ranks.
-
-        Two groups may have one name (split_group): the name and the ranks together are the key.
+        """The process groups in which a rank waits, each with the progress of all its ranks. Two
+        groups may have one name (split_group): the name and the ranks together are the key.
         """
         groups, entries = self.evidence.groups.all, self.evidence.entries.all
         by_number = list(self.evidence.calls)
@@ -199,9 +196,7 @@ class CollectiveReader(evidence.StatementBuilder):
         return [], [(call, sorted(recorded))] if expected and not silent else []
 
     def _unmatched(self) -> Iterator[Lag]:
-        """Note sends and receives without the peer's matching call. A peer is named by its number
-        in the group; ``?`` is any.
-        """
+        """Note sends and receives without the peer's call. Peers: their numbers; ``?``: any"""
         groups, entries = self.evidence.groups.all, self.evidence.entries.all
         by_number = list(self.evidence.calls)
         pairs = {
@@ -244,10 +239,7 @@ class CollectiveReader(evidence.StatementBuilder):
     # --- The logs.
 
     def logs(self) -> dict[int, evidence.KeptLog]:
-        """Read the watchdog's lines in the ranks' logs.
-
-        Returns the logs to which only one rank writes, and those of many with own lines.
-        """
+        """Read the watchdog's lines; the logs of one writer, and those of many with own lines."""
         #: (Kind of report, call) -> the ranks that it names.
         self.named: dict[tuple[str, str], dict[int, None]] = defaultdict(dict)
         #: Process group -> the progress of each rank, and the calls that have timed out.
@@ -415,7 +407,6 @@ class CollectiveReader(evidence.StatementBuilder):
 
 
 def _ranks_by(rows: Iterable[tuple[_Value, int]]) -> dict[_Value, list[int]]:
-    """The ranks with each value."""
     ranks_of: dict[_Value, list[int]] = defaultdict(list)
     for value, rank in rows:
         ranks_of[value].append(rank)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gevent
+
+from nodeready.agent import debugger
+from nodeready.agent.asking import NodeChannel, Transport, request
+from nodeready.agent.debugger import DebuggerConfig, DebuggerOutput
 from nodeready.agent.stacks.program import StacksConfig
-from nodeready.core.exit_codes import Refused
+from nodeready.agent.stacks.ranks import CLAIMS
+from nodeready.core.exit_codes import FAILED, Refused
+from nodeready.core.outcome import gaps_code, node_gaps
 from nodeready.core.policy import Policy
 from nodeready.core.text import utc_now
+from nodeready.fleet.transport.channels import Channels
 from nodeready.runs import targets
 from nodeready.runs.jobs import IF_ENDED, running_lines
 from nodeready.runs.options import StacksOptions
 from nodeready.runs.stacks import debuggable, group, trace
-from nodeready.runs.stacks.attach import Terminal, find_rank, hold_session
 from nodeready.runs.stacks.collect import (
     LONGER_S,
     Captured,
@@ -36,14 +44,15 @@ from nodeready.runs.tell import Tell
 _LOOK_S, _MIN_LOOKS, _MAX_LOOKS = 4.0, 10, 30
 #: Kind of document, and the document -> file extension -> the pieces of that format.
 Render = Callable[[str, Any], Mapping[str, Iterable[str]]]
+#: What the user types, b"" at its end; and what shows the rank's text to the user.
+Terminal = tuple[Callable[[], bytes], Callable[[str], None]]
+#: Maximum processes and gaps in a message; seconds of a session, and of output after its input.
+_MAX_NAMED, _SESSION_S, _LAST_S = 3, 12 * 3600, 5.0
 
 
 def run(inventory: str | None, options: StacksOptions, tell: Tell, render: Render) -> Stacks:
-    """The stacks of the job's ranks, which are kept in the directory of ``--output``.
-
+    """The stacks of the job's ranks, kept in the directory of ``--output``. Raises Refused.
     inventory: None: this machine, the job's nodes, or the directory of ``--from``
-    render:    makes the files of the document
-    Raises Refused.
     """
     config = _program_config(inventory, options)
     asks = options.native or options.syscalls or options.locals_ or options.dump or options.ras
@@ -76,12 +85,9 @@ def check(inventory: str | None, options: StacksOptions, tell: Tell) -> Debuggab
         started = utc_now()
         captured = _capture(nodes, replace(config, check=True, samples=1), tell)
         document = debuggable.judge(
-            captured.traces(),
-            captured.gaps,
-            started=started,
-            finished=utc_now(),
+            captured.traces(), captured.gaps, started=started, finished=utc_now(),
             complete=captured.complete,
-        )
+        )  # fmt: skip
         keep_gaps(nodes, tell, document.gaps, complete=captured.complete)
         if not document.findings and not document.gaps:
             _explain_missing_ranks(nodes, captured, tell)
@@ -161,7 +167,6 @@ def _capture_stacks(
     tell: Tell,
     directory: Path | None,
 ) -> Stacks:
-    """The stacks of the job, with --native after a second round."""
     started = utc_now()
     captured = _capture(nodes, config, tell)
 
@@ -191,7 +196,6 @@ def _capture_stacks(
 
 
 def _capture(nodes: Targets, config: StacksConfig, tell: Tell) -> Captured:
-    """Capture the traces of all ranks."""
     from nodeready.fleet.inventory.slurm import job_placement
 
     names = nodes.transport.nodes
@@ -201,7 +205,6 @@ def _capture(nodes: Targets, config: StacksConfig, tell: Tell) -> Captured:
 
 
 def _archive_traces(traces: Iterator[Trace], directory: Path | None) -> Iterator[Trace]:
-    """The traces. Each of them is also kept in the directory, if there is one."""
     return traces if directory is None else trace.keep_traces(directory, traces)
 
 
@@ -219,7 +222,6 @@ def _explain_missing_ranks(nodes: Targets, captured: Captured, tell: Tell) -> No
 
 
 def _read_archive(options: StacksOptions, directory: Path | None) -> Stacks:
-    """The stacks of an earlier capture, grouped again."""
     source = str(options.source)
     try:
         traces, gaps = trace.read_directory(Path(source))
@@ -231,3 +233,53 @@ def _read_archive(options: StacksOptions, directory: Path | None) -> Stacks:
     if not stacks.processes and not stacks.gaps:
         raise Refused(f"--from {source}: no ranks in it")
     return stacks
+
+
+# --- The session of --attach with one rank.
+
+
+def find_rank(captured: Captured, rank: int) -> tuple[str, int]:
+    """The node and the process of a rank. Raises Refused."""
+    rows = [(trace.node, process) for trace in captured.traces() for process in trace.processes]
+    rows = [row for row in rows if row[1].rank == rank and not row[1].note.startswith(CLAIMS)]
+    rows = rows if captured.complete else []
+    if len(rows) == 1:
+        return rows[0][0], rows[0][1].pid
+    if rows:
+        names = ", ".join(f"process {row.pid} on {node}" for node, row in rows[:_MAX_NAMED])
+        raise Refused(f"--attach {rank}: several jobs have it ({names}): add --job or --pid")
+    gaps = node_gaps(captured.gaps)
+    reasons = [f"{gap.node}: {gap.reason}" for gap in gaps[:_MAX_NAMED]]
+    code = gaps_code(gaps, complete=captured.complete, usage=not gaps)
+    raise Refused("\n".join([f"--attach {rank}: no process has this rank", *reasons]), code)
+
+
+def hold_session(transport: Transport, node: str, pid: int, rank: int, terminal: Terminal) -> None:
+    """Connect the user with the rank's debugger. Raises Refused, also for a lost connection."""
+    channels = Channels(transport, time.monotonic() + _SESSION_S)
+    config = DebuggerConfig(channels.nonce, transport.tag, rank, pid, _SESSION_S)
+    channels.start(request(node, debugger.__name__, config, mark=config.nonce, stdin=True))
+    typing = gevent.spawn(_send_input, channels.open[node], terminal[0], gevent.getcurrent())
+    try:
+        while output := channels.read(node, "debugger", DebuggerOutput, _SESSION_S):
+            if output.is_last:
+                break
+            terminal[1](output.text)
+    except gevent.GreenletExit:
+        return
+    finally:
+        typing.kill()
+        channels.close()
+    if reason := output.text if output else channels.lost[node].reason:
+        raise Refused(f"--attach {rank}: {reason}", FAILED)
+
+
+def _send_input(channel: NodeChannel, read: Callable[[], bytes], session: Any) -> None:
+    unsent = b""
+    while data := read():
+        *lines, unsent = (unsent + data).split(b"\n")
+        for line in lines:
+            channel.send_line(line.decode("utf-8", "surrogateescape"))
+    channel.send_line("q")
+    gevent.sleep(_LAST_S)
+    gevent.kill(session)

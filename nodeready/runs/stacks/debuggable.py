@@ -9,13 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
-from nodeready.agent.stacks.ask_witnesses import (
-    RECORDER,
-    RECORDER_ON,
-    Settings,
-    buffer_variable,
-    release,
-)
+from nodeready.agent.stacks import ask_witnesses
+from nodeready.agent.stacks.ask_witnesses import RECORDER_ON, Settings, buffer_variable, release
 from nodeready.agent.stacks.ranks import CLAIMS
 from nodeready.agent.witnesses.nccl_ras import SAFE
 from nodeready.agent.witnesses.software import numbers
@@ -54,9 +49,7 @@ class DebugFinding(NamedTuple):
 
 @dataclass(frozen=True)
 class Debuggable:
-    """The document of `nodeready stacks --check`: how a job can be debugged. Text is one
-    line without control characters.
-    """
+    """The document of `nodeready stacks --check`. Text is one line without control characters."""
 
     SCHEMA: ClassVar = "debuggable"
     VERSION: ClassVar = 2
@@ -122,7 +115,7 @@ def _recorder(settings: Settings) -> Judged:
         return "ok", "no PyTorch is loaded", ""
     if settings.nccl is None:
         return "ok", "no NCCL is loaded: nothing dumps its records", ""
-    if torch is not None and torch < RECORDER:
+    if torch is not None and torch < ask_witnesses.RECORDER:
         return "warn", f"PyTorch {settings.torch} has none", "PyTorch 2.2 or newer"
     size = variables.get("TORCH_FR_BUFFER_SIZE", variables.get("TORCH_NCCL_TRACE_BUFFER_SIZE"))
     if size is not None and (not size.strip().isdecimal() or int(size[:9]) == 0):
@@ -220,7 +213,6 @@ def _judged(process: TracedProcess) -> Iterator[tuple[str, Judged]]:
 def _judge_environment(
     evidence: Evidence, places: Sequence[RankPlace]
 ) -> Iterator[tuple[RankPlace, Judged]]:
-    """The results of each process's variables."""
     judged_by_rank: dict[int | None, list[Judged]] = {}
     for finding in judge_environments(evidence, places):
         result = "fail" if finding.weight > 1 else "warn"
@@ -273,12 +265,6 @@ def judge(
         )
         for (item, judged), processes in places_of.items()
     ]
-    findings.sort(
-        key=lambda finding: (
-            ITEMS.index(finding.item),
-            RESULTS.index(finding.result),
-            finding.ranks[:1],
-        )
-    )
+    findings.sort(key=lambda f: (ITEMS.index(f.item), RESULTS.index(f.result), f.ranks[:1]))
     job = next(iter(jobs), "") if len(jobs) == 1 else ""
     return Debuggable(started, finished, job, tuple(findings), node_gaps(gaps), complete)

@@ -62,9 +62,7 @@ ROLES = ("suspect", "victim", None)
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """Processes that ranks of a group have started (a data loader's worker, a compiler, a shell);
-    equal processes once.
-    """
+    """Equal processes that ranks have started: a loader's worker, a compiler, a shell."""
 
     JSON_KEYS: ClassVar = {"no_stack_reason": "why"}
 
@@ -95,11 +93,8 @@ class Group:
     """Ranks that stand at the same place, or have no stack for the same reason."""
 
     JSON_KEYS: ClassVar = {
-        "no_stack_reason": "why",
-        "children": "below",
-        "activity": "about",
-        "wakeups": "woke",
-    }
+        "no_stack_reason": "why", "children": "below", "activity": "about", "wakeups": "woke",
+    }  # fmt: skip
 
     # missing: WORLD_SIZE counts them and no node has them; dead: ended during the capture;
     # frozen: its cgroup is frozen; uninterruptible: state D; no-data: no stack, or a node without
@@ -147,10 +142,7 @@ class Group:
 
 
 class Rank(NamedTuple):
-    """One process of the job.
-
-    No dataclass: there can be 131,072 of them.
-    """
+    """One process of the job. No dataclass: there can be 131,072 of them."""
 
     node: str
     pid: Annotated[int, {"minimum": 0}]
@@ -170,8 +162,7 @@ class OtherJob(NamedTuple):
     job: str
     user: str  # owner of its processes; "": not known
     processes: Annotated[int, {"minimum": 1}]
-    # it claims the shown job's name, but belongs to another user, or Slurm runs the shown job on
-    # other nodes
+    # it claims the shown job's name, but is another user's, or Slurm runs the job on other nodes
     stranger: bool
     nodes: tuple[str, ...] = ()  # the nodes of its processes
 
@@ -249,9 +240,7 @@ class RankPace(NamedTuple):
 
 @dataclass(frozen=True)
 class Stacks:
-    """The document of `nodeready stacks`: where every rank of a job stands, grouped, the most
-    suspicious group first.
-    """
+    """The document of `nodeready stacks`: the ranks in groups, the most suspicious group first."""
 
     SCHEMA: ClassVar = "stacks"
     VERSION: ClassVar = 2

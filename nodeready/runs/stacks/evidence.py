@@ -38,10 +38,8 @@ _bytes = marshal.dumps
 
 
 class ValueTable:
-    """Decoded values of one dataclass, each different one once, known by its number.
-
-    A value is known by its bytes, without the names of its fields: comparing those costs a tenth
-    of decoding it again.
+    """Decoded values of one dataclass, each different one once, known by its number. The key is
+    its bytes, without field names: comparing those costs a tenth of decoding it again.
     """
 
     def __init__(self, kind: type[Any]) -> None:
@@ -72,7 +70,6 @@ class ValueTable:
         return number
 
     def keep(self, value: Any) -> int:
-        """The number of a decoded value."""
         number = self._kept.setdefault(value, len(self.all))
         if number == len(self.all):
             self.all.append(value)
@@ -80,10 +77,7 @@ class ValueTable:
 
 
 class HeadTable(ValueTable):
-    """Values without their individual fields.
-
-    placeholders: the values that those fields get
-    """
+    """Values without their individual fields. placeholders: the values that those fields get"""
 
     def __init__(self, kind: type[Any], **placeholders: Any) -> None:
         super().__init__(kind)
@@ -93,10 +87,7 @@ class HeadTable(ValueTable):
         )
 
     def number(self, value: Any) -> int:
-        """The number of a value; the common fields make the key: a copy costs as much as decoding.
-
-        Raises DecodeError.
-        """
+        """The number by common fields: a copy costs as much as decoding. Raises DecodeError."""
         if value.keys() != self._names:
             raise wire.DecodeError(f"no {self.kind.__name__}")
         key = _bytes(self._common_values(value), 2)
@@ -195,14 +186,14 @@ class Evidence:
             if "flight_recorder" in observed:
                 self.recordings[key] = self._recording(observed["flight_recorder"])
             if "variables" in observed:
-                self.environments[key] = self._environment(observed["variables"])
+                variables = _number_or_absent(self.rank_variables, observed["variables"])
+                self.environments[key] = variables
 
     def keep_log(
         self, key: tuple[str, int], path: str, reports: Iterable[WatchdogReport],
         recording: Recording | None,
     ) -> None:  # fmt: skip
         """Keep what a rank of a dead job has left: the watchdog's lines, and its recorder's dump.
-
         key: node and pid, as of `logs`
         """
         if reports:
@@ -210,16 +201,12 @@ class Evidence:
             number = self.report_lists.setdefault(rows, len(self.report_lists))
             self.logs[key] = KeptLog(self.log_heads.keep(RankLog()), number, path, 0, "", "")
         if recording is not None:
-            calls = (
-                tuple(map(self.groups.keep, recording.groups)),
-                tuple(map(self.entries.keep, recording.entries)),
-            )
+            groups = tuple(map(self.groups.keep, recording.groups))
+            calls = groups, tuple(map(self.entries.keep, recording.entries))
             head = replace(recording, path="", age_s=0, groups=(), entries=())
-            self.recordings[key] = KeptRecording(
-                self.recording_heads.keep(head),
-                recording.age_s,
-                self.calls.setdefault(calls, len(self.calls)),
-            )
+            number = self.calls.setdefault(calls, len(self.calls))
+            number_of_head = self.recording_heads.keep(head)
+            self.recordings[key] = KeptRecording(number_of_head, recording.age_s, number)
 
     def _keep_calls(self, key: tuple[str, int], value: Any) -> None:
         """Keep the collectives that a rank has called by NCCL's lines."""
@@ -289,28 +276,12 @@ class Evidence:
         if "network" in witnesses:
             self.networks[node] = self._network(witnesses["network"])
         if "kernel" in witnesses:
-            try:
-                self.kernels[node] = self.kernel_logs.number(witnesses["kernel"])
-            except _UNREADABLE as problem:
-                absent = KernelLog(_absence(witnesses["kernel"], problem))
-                self.kernels[node] = self.kernel_logs.keep(absent)
+            self.kernels[node] = _number_or_absent(self.kernel_logs, witnesses["kernel"])
         if "nccl_ras" in witnesses:
-            try:
-                self.ras[node] = wire.decode(Ras, witnesses["nccl_ras"])
-            except wire.DecodeError as problem:
-                self.ras[node] = Ras(_absence(witnesses["nccl_ras"], problem))
+            self.ras[node] = _decode_or_absent(Ras, witnesses["nccl_ras"])
         if "environment" in witnesses:
-            try:
-                facts = wire.decode(EnvironmentFacts, witnesses["environment"])
-            except wire.DecodeError as problem:
-                facts = EnvironmentFacts(_absence(witnesses["environment"], problem))
+            facts = _decode_or_absent(EnvironmentFacts, witnesses["environment"])
             self.environment_facts[node] = facts
-
-    def _environment(self, value: Any) -> int:
-        try:
-            return self.rank_variables.number(value)
-        except _UNREADABLE as problem:
-            return self.rank_variables.keep(RankVariables(_absence(value, problem)))
 
     def _gpus(self, value: Any) -> tuple[str, tuple[KeptGpu, ...]]:
         try:
@@ -349,6 +320,22 @@ class Evidence:
 
 #: Exceptions of reading an answer of another form.
 _UNREADABLE = (wire.DecodeError, TypeError, KeyError, AttributeError, ValueError)
+
+
+def _decode_or_absent(kind: type[Any], value: Any) -> Any:
+    try:
+        return wire.decode(kind, value)
+    except wire.DecodeError as problem:
+        return kind(_absence(value, problem))
+
+
+def _number_or_absent(table: ValueTable, value: Any) -> int:
+    try:
+        return table.number(value)
+    except _UNREADABLE as problem:
+        return table.keep(table.kind(_absence(value, problem)))
+
+
 #: Every error contains one of these words; the patterns of errors.
 _ERROR_WORDS = ("rror", "xception", "out of memory", "Segmentation")
 _ERROR = re.compile(
@@ -414,11 +401,10 @@ class CallDifference(NamedTuple):
 
 
 def call_difference(calls: Iterable[tuple[CallProgress, Sequence[int]]]) -> CallDifference | None:
-    """Where a group's ranks differ; None: no rank waits. calls: progress -> the ranks with it.
-
-    All ranks have made a call that one rank has completed: a rank with that call pending waits for
-    no rank there. Such records are out of date: gloo's of a call that has just ended, and NCCL's
-    until the watchdog polls again.
+    """Where a group's ranks differ; None: no rank waits. calls: progress -> the ranks with it. All
+    ranks have made a call that one has completed: a rank with that call pending waits for none
+    there. Such records are out of date: gloo's of a call that has just ended, NCCL's until the
+    watchdog polls again.
     """
     states = list(calls)
     inside = [call.at for call, _ in states if call.at is not None]
@@ -429,9 +415,7 @@ def call_difference(calls: Iterable[tuple[CallProgress, Sequence[int]]]) -> Call
     first = min((at for at in inside if at > passed), default=min(inside))
     tops = [call.top for call, _ in states if call.top is not None]
     least = min(tops, default=first)
-    late = {
-        rank for call, ranks in states for rank in ranks if call.top == least and least < first
-    }
+    late = {r for call, ranks in states for r in ranks if call.top == least and least < first}
     waiting = {rank for call, ranks in states for rank in ranks if call.at is not None} - late
     behind = max(tops, default=first) - least
     return CallDifference(first, tuple(sorted(late)), tuple(sorted(waiting)), behind)
@@ -483,10 +467,7 @@ class RankPlace(NamedTuple):
 
 
 class StatementBuilder:
-    """Collects the statements of the witnesses on one job.
-
-    moving: by the stacks most ranks progress, so momentary counts prove nothing
-    """
+    """The statements of the witnesses on one job. moving: most ranks progress by the stacks"""
 
     def __init__(self, evidence: Evidence, places: Sequence[RankPlace], moving: bool) -> None:
         self.evidence, self.moving = evidence, moving
@@ -494,9 +475,7 @@ class StatementBuilder:
         self.nodes = list(dict.fromkeys(place.node for place in places))
         claims = Counter(place.rank for place in places)
         #: Ranks that exactly one process claims.
-        self.ranked = [
-            place for place in places if place.rank is not None and claims[place.rank] == 1
-        ]
+        self.ranked = [p for p in places if p.rank is not None and claims[p.rank] == 1]
         self.rank_of = {(place.node, place.pid): place.rank for place in self.ranked}
         self.all_ranks = frozenset(place.rank for place in self.ranked if place.rank is not None)
         self.ranks_of_node: dict[str, list[int]] = defaultdict(list)
@@ -511,7 +490,6 @@ class StatementBuilder:
         self.strong = 0 if moving else 2
 
     def witnesses(self, names: Iterable[str]) -> tuple[Witness, ...]:
-        """The witnesses that were asked, with their statements."""
         return tuple(
             Witness(name, tuple(self._reasons(name)), self._folded(name)) for name in names
         )
@@ -525,18 +503,16 @@ class StatementBuilder:
                 yield reason
                 continue
             nodes = [place for place in absent_places if isinstance(place, str)]
-            ranks = [
-                p.rank for p in absent_places if not isinstance(p, str) and p.rank is not None
-            ]
+            processes = [place for place in absent_places if isinstance(place, RankPlace)]
+            ranks = [place.rank for place in processes if place.rank is not None]
             yield f"{reason} ({ranks_of(ranks) if ranks else nodes_of(nodes)})"
 
     def _folded(self, name: str) -> tuple[Statement, ...]:
         """Equal statements once, with the ranks and nodes of all; the weightiest first."""
         merged: dict[tuple[str, int, bool], tuple[list[int], list[str]]] = {}
         for statement in self.statements[name]:
-            ranks, nodes = merged.setdefault(
-                (statement.text, statement.weight, statement.against), ([], [])
-            )
+            key = statement.text, statement.weight, statement.against
+            ranks, nodes = merged.setdefault(key, ([], []))
             ranks += statement.ranks
             nodes += statement.nodes
         statements = []
@@ -550,7 +526,6 @@ class StatementBuilder:
         self, name: str, text: str, ranks: Iterable[int] = (), nodes: Iterable[str] = (),
         *, weight: int = 0, against: bool = False,
     ) -> None:  # fmt: skip
-        """Add a statement of this witness."""
         self.statements[name].append(Statement(text, tuple(ranks), tuple(nodes), weight, against))
 
     def add_lags(self, lags: Iterable[Lag]) -> None:
@@ -559,11 +534,10 @@ class StatementBuilder:
             self.report.lags.append(lag)
             site = f" ({lag.site})" if lag.site else ""
             wait = f"{ranks_of(lag.waiting)} {say('{waits|wait}', len(lag.waiting))} in"
-            text = (
-                f"has called {lag.other} where {ranks_of(lag.waiting)} called {lag.call}{site}"
-                if lag.other
-                else f"has not called {lag.call}{site}, which {wait}"
-            )
+            text = f"has not called {lag.call}{site}, which {wait}"
+            if lag.other:
+                text = f"has called {lag.other} where {ranks_of(lag.waiting)} called {lag.call}"
+                text += site
             if lag.elsewhere:
                 text += f", and waits in {lag.elsewhere} itself"
             if lag.silent:
@@ -572,14 +546,11 @@ class StatementBuilder:
                 text += f"; {lag.behind} behind"
             if lag.chained:
                 text += "; but it is kept waiting elsewhere"
-            self.add_statement(
-                lag.witness, text, lag.ranks, weight=0 if lag.chained else lag.weight
-            )
+            weight = 0 if lag.chained else lag.weight
+            self.add_statement(lag.witness, text, lag.ranks, weight=weight)
             if not lag.other and lag.witness == "flight_recorder":
-                self.add_statement(
-                    lag.witness, f"has called {lag.call}{site}, and waits in it", lag.waiting,
-                    weight=min(1, lag.weight), against=True,
-                )  # fmt: skip
+                text, weight = f"has called {lag.call}{site}, and waits in it", min(1, lag.weight)
+                self.add_statement(lag.witness, text, lag.waiting, weight=weight, against=True)
 
 
 def ranks_of(ranks: Iterable[int], nodes: Sequence[str] = ()) -> str:
@@ -591,8 +562,7 @@ def ranks_of(ranks: Iterable[int], nodes: Sequence[str] = ()) -> str:
     numbers, place = sorted(set(ranks)), nodes_of(nodes) if nodes else ""
     if not numbers:
         return place or "a process"
-    text = fold_ranks(numbers)
-    text = f"rank{'s' if len(numbers) != 1 else ''} {text}"
+    text = f"rank{'s' if len(numbers) != 1 else ''} {fold_ranks(numbers)}"
     if len(text) > MAX_NAME:
         text = f"{len(numbers)} ranks"
     return f"{text} ({place})" if place else text

@@ -11,41 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodeready.agent.stacks.ranks import (
-    CLAIMS,
-    ELSEWHERE,
-    NO_RAY_JOB,
-    RAY_WORKER,
-    claimed_job,
-)
+from nodeready.agent.stacks.ranks import CLAIMS, ELSEWHERE, NO_RAY_JOB, RAY_WORKER, claimed_job
 from nodeready.agent.stacks.system_calls import MAX_CALLS
 from nodeready.core.outcome import INCOMPLETE, Gap, node_gaps
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.nodeset import natural
-from nodeready.runs.stacks import advise, evidence, hints, slow, verdict, witness_reader
+from nodeready.runs.stacks import advise, document, evidence, hints, slow, verdict, witness_reader
 from nodeready.runs.stacks import classify as links
 from nodeready.runs.stacks.causes import call_of
-from nodeready.runs.stacks.classify import (
-    HOLDER,
-    MAIN,
-    THREAD,
-    Classification,
-    StackNumbers,
-    classify,
-    in_kernel,
-)
-from nodeready.runs.stacks.document import (
-    KINDS,
-    ChildProcess,
-    Frame,
-    Group,
-    OtherJob,
-    Rank,
-    Stacks,
-    StackThread,
-    SystemCall,
-    Verdict,
-)
+from nodeready.runs.stacks.classify import MAIN, Classification, StackNumbers, classify, in_kernel
+from nodeready.runs.stacks.document import ChildProcess, Frame, Group, Rank, Stacks, SystemCall
 from nodeready.runs.stacks.hung_job import OddRanks
 from nodeready.runs.stacks.odd_threads import ThreadTable
 from nodeready.runs.stacks.trace import Descendant, Trace, TracedProcess
@@ -77,6 +52,10 @@ _MAX_TEXTS, _MAX_ROWS = 64, 64
 _MAX_VALUES, OTHER_VALUES = 8, "other values"
 #: Maximum characters of a command line in a reason.
 _MAX_COMMAND = 60
+#: Fields of a bucket that are sets.
+_SETS = (
+    "stacks", "natives", "thread_stacks", "awaited_threads", "holders", "commands", "numbers",
+)  # fmt: skip
 
 
 @dataclass
@@ -126,8 +105,8 @@ class Bucket:
         self.wakeups = wakeups or self.wakeups
 
     def add(self, process: TracedProcess, node: str, classification: Classification) -> None:
-        """Count one more process in the fields of the group."""
         stack, wakeups = classification.stack, classification.wakeups
+        self.stacks.add(stack)
         if stack is not None:
             self.by_node.setdefault(node, set()).add(stack)
         if wakeups is not None:
@@ -182,20 +161,13 @@ class Bucket:
         """Count the descendants of one rank; equal ones of all ranks are one row."""
         for child in rows:
             stack = None if child.main is None else numbers[child.main]
-            words = {
-                name: _NUMBERS.sub("N", getattr(child, name))
-                for name in ("command", "waits_on", "error")
-            }
+            names = "command", "waits_on", "error"
+            words = {name: _NUMBERS.sub("N", getattr(child, name)) for name in names}
             if stack is not None:
                 # Rows differ by the awaited object; their place is the same.
                 words["waits_on"] = ""
-            key = (
-                child.kind,
-                child.state[:1],
-                child.wait_channel,
-                *words.values(),
-                None if stack is None else table.path_of[stack],
-            )
+            path = None if stack is None else table.path_of[stack]
+            key = child.kind, child.state[:1], child.wait_channel, *words.values(), path
             row = self.children.get(key)
             if row is None:
                 if len(self.children) >= _MAX_ROWS:
@@ -211,7 +183,8 @@ class Bucket:
     def take(self, other: Bucket) -> None:
         """Take over the processes of another group."""
         self.processes += other.processes
-        self.stacks |= other.stacks
+        for name in _SETS:
+            getattr(self, name).update(getattr(other, name))
         for node, stacks in other.by_node.items():
             self.by_node.setdefault(node, set()).update(stacks)
         self.native = other.native if self.native is None else self.native
@@ -229,15 +202,9 @@ class Bucket:
         for name, values in other.locals.items():
             for value, ranks in values.items():
                 self._add_local(name, value, ranks)
-        self.natives |= other.natives
-        self.thread_stacks |= other.thread_stacks
-        self.awaited_threads |= other.awaited_threads
-        self.holders |= other.holders
         self.work = self.work or other.work
-        self.commands |= other.commands
         self.ends.update(other.ends)
         self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
-        self.numbers |= other.numbers
         self.is_count_stopped |= other.is_count_stopped
         for call in other.system_calls.values():
             self._add_system_call(call)
@@ -280,21 +247,15 @@ class TracedJob:
 
     @property
     def ranks(self) -> set[int]:
-        """The ranks of its processes."""
         return {process.rank for process in self._all_processes if process.rank is not None}
 
     @property
     def nodes(self) -> set[str]:
-        """The nodes that have processes of it."""
         return {process.node for process in self._all_processes}
 
     @property
     def size(self) -> tuple[int, int]:
-        """The numbers of its nodes and of its ranks.
-
-        Several processes with one rank count once; and a node counts once, however many ranks it
-        claims.
-        """
+        """The numbers of its nodes, and of its ranks: processes with one rank count once."""
         processes = self._all_processes
         ranks = {process.rank for process in processes}
         count = len(ranks - {None}) + sum(process.rank is None for process in processes)
@@ -349,11 +310,8 @@ class TraceCollector:
             job.threads.read((rank, node, process.pid), process.thread_rows, trace.thread_waits)
             classification = classify(process, numbers, self.stacks, interval)
             threads = self._threads(process, numbers) if self.all_threads else []
-            ends = (
-                links.ends(process, classification.thread)
-                if classification.kind == "stack"
-                else None
-            )
+            is_stack = classification.kind == "stack"
+            ends = links.ends(process, classification.thread) if is_stack else None
             if process.ends:
                 self.links.read(node, process)
             native = None if process.native is None else numbers[process.native]
@@ -363,7 +321,6 @@ class TraceCollector:
             if bucket is None:
                 kind = classification.kind, classification.verdict, classification.reason
                 bucket = job.buckets[key] = Bucket(*kind, threads)
-            bucket.stacks.add(classification.stack)
             bucket.add(process, node, classification)
             if ends:
                 bucket.ends[node, process.pid] = ends
@@ -410,9 +367,8 @@ class TraceCollector:
             path = self.stacks.path_of[classification.stack]
             reading = self.stacks.reading(classification.stack)
             # A computing loop may be at any line; a waiting rank stands at one.
-            waits = classification.verdict in ("blocked", "unsure", None) or (
-                reading.for_ranks and classification.verdict == "spinning"
-            )
+            waits = classification.verdict in ("blocked", "unsure", None)
+            waits |= reading.for_ranks and classification.verdict == "spinning"
             if classification.kind == "stack" and waits:
                 site = reading.site
         other_stacks = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
@@ -420,12 +376,10 @@ class TraceCollector:
         return (classification.kind, classification.reason, *place, classification.verdict)
 
     def each_job(self) -> list[TracedJob]:
-        """The jobs, beginning with the job to show.
-
-        Jobs that processes only claim come last. Where half of the nodes have a Slurm job, Slurm
-        jobs come first, by their cgroups: a node can fake one, but no user can. Then comes the job
-        on the most nodes, with the most ranks. Processes of a job's user outside of its cgroup
-        belong to the job; processes of other users that claim it do not.
+        """The jobs, beginning with the job to show; those that processes only claim are last.
+        Where half of the nodes have a Slurm job, Slurm jobs come first, by their cgroups: a node
+        can fake one, but no user can. Then the job on the most nodes, with the most ranks.
+        Processes of a job's user outside of its cgroup belong to it; those of other users do not.
         """
         jobs = [job for job in self.jobs.values() if job.slurm]
         managed = {node for job in jobs for node in job.nodes}
@@ -454,11 +408,8 @@ class TraceCollector:
         if job.is_claim:
             return None
         if job.ray and job.name == NO_RAY_JOB:
-            ray_jobs = [
-                other
-                for other in self.jobs.values()
-                if other.ray and other.user == job.user and not other.is_claim and other is not job
-            ]
+            ray_jobs = [other for other in self.jobs.values() if other.ray and not other.is_claim]
+            ray_jobs = [row for row in ray_jobs if row.user == job.user and row is not job]
             return ray_jobs[0] if len(ray_jobs) == 1 else None
         home = slurm_jobs.get(job.name)
         return home if home and job.user in home.users else None
@@ -468,11 +419,8 @@ class TraceCollector:
     ) -> set[int]:
         """The stacks of further threads that wait for ranks, beside the classified thread."""
         rows = process.samples[-1].threads if process.samples else ()
-        return {
-            numbers[at]
-            for name, at in rows
-            if name not in (MAIN, thread) and self.stacks.reading(numbers[at]).for_ranks
-        }
+        stacks = {numbers[at] for name, at in rows if name not in (MAIN, thread)}
+        return {stack for stack in stacks if self.stacks.reading(stack).for_ranks}
 
     def _threads(self, process: TracedProcess, numbers: Sequence[int]) -> list[tuple[str, int]]:
         """The further threads at the last sample with a stack."""
@@ -504,9 +452,8 @@ def _garbage_collection_off() -> Iterator[None]:
 
 
 def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
-    """The buckets; a bucket without a verdict joins the largest that is equal otherwise.
-
-    If only some of the ranks at one place woke up, it is unknown which of them stand still.
+    """The buckets; one without a verdict joins the largest that is equal otherwise: where only
+    some ranks at one place woke up, it is unknown which of them stand still.
     """
     places: dict[tuple[Any, ...], dict[str | None, Bucket]] = {}
     natives_of: dict[tuple[Any, ...], set[str]] = {}
@@ -543,7 +490,6 @@ def _frames(bucket: Bucket, table: StackNumbers) -> tuple[Frame, ...]:
 
 
 def _set_awaited_ranks(job: TracedJob, reader: TraceCollector) -> None:
-    """Set for each bucket the ranks for which its processes wait."""
     if not any(bucket.ends for bucket in job.buckets.values()):
         return
     rank_of: dict[links.Place, int] = {}
@@ -578,6 +524,8 @@ def _awaited(pairs: Sequence[tuple[Group, Bucket | None]]) -> set[int] | None:
 
 
 def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Group:
+    reasons = [_place_text(bucket), _switches_text(bucket), _native_coverage(bucket)]
+    reasons += [_COUNT_STOPPED] if bucket.is_count_stopped else []
     frames = _frames(bucket, table)
     native = () if bucket.native is None else table.frames([bucket.native])
     hint = _hint(bucket, frames, native)
@@ -597,18 +545,8 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         len(frames),
         len(bucket.processes),
         native,
-        tuple(StackThread(name, table.frames([stack])) for name, stack in bucket.threads),
-        reason="; ".join(
-            filter(
-                None,
-                (
-                    _place_text(bucket),
-                    _switches_text(bucket),
-                    _native_coverage(bucket),
-                    _COUNT_STOPPED if bucket.is_count_stopped else "",
-                ),
-            )
-        ),
+        tuple(document.StackThread(name, table.frames([stack])) for name, stack in bucket.threads),
+        reason="; ".join(filter(None, reasons)),
         user_frame=hints.user_frame(frames),
         states=_states(bucket),
         waits_on=_waits_on(bucket),
@@ -628,11 +566,11 @@ def _hint(
         return hints.in_kernel(bucket.kernel) or hints.find(frames, native)
     if bucket.kind != "stack":
         return None
-    for mark in (THREAD, HOLDER):
+    for mark in (links.THREAD, links.HOLDER):
         if mark in frames:
             # The kernel's facts are those of the main thread, which only waits for this one.
-            at = frames.index(mark)
-            return hints.of_thread(frames[:at], frames[at + 1 :], native, lock=mark == HOLDER)
+            at, is_lock = frames.index(mark), mark == links.HOLDER
+            return hints.of_thread(frames[:at], frames[at + 1 :], native, lock=is_lock)
     channels = {channel for _, channel in bucket.states}
     waits = {text.partition(" ")[0]: text for text in bucket.waits_on}
     hint = hints.find(
@@ -663,7 +601,6 @@ def _place_text(bucket: Bucket) -> str:
 
 
 def _switches_text(bucket: Bucket) -> str:
-    """The reason of a doubt about the verdict."""
     if bucket.verdict != "unsure" or not bucket.wakeups:
         return ""
     least, highest = bucket.wakeups
@@ -686,15 +623,11 @@ _COUNT_STOPPED = f"strace stopped after {MAX_CALLS:,} system calls"
 
 
 def _locals(bucket: Bucket) -> tuple[str, ...]:
-    """The variables, as in ``i = 7``; where not all ranks have one value, ``i = 4 (ranks 1-2), 7
-    (rank 3)``.
-    """
+    """The variables, as in ``i = 7``; where they differ, ``i = 4 (ranks 1-2), 7 (rank 3)``."""
     texts = []
     for name, values in bucket.locals.items():
-        rows = [
-            (value == OTHER_VALUES, sorted({rank for rank in ranks if rank is not None}), value)
-            for value, ranks in values.items()
-        ]
+        sets = [(v, {rank for rank in ranks if rank is not None}) for v, ranks in values.items()]
+        rows = [(value == OTHER_VALUES, sorted(ranks), value) for value, ranks in sets]
         is_equal = len(rows) == 1 and len(next(iter(values.values()))) == len(bucket.processes)
         parts = [
             value if is_equal or not ranks else f"{value} ({advise.few_ranks(ranks)})"
@@ -706,20 +639,13 @@ def _locals(bucket: Bucket) -> tuple[str, ...]:
 
 def _states(bucket: Bucket) -> tuple[str, ...]:
     """State and wait channel with their count, as in ``S futex_wait_queue (7)``."""
-    rows = [
-        (f"{state} {channel}".strip(), count)
-        for (state, channel), count in bucket.states.most_common()
-        if state
-    ]
+    rows = [(" ".join(filter(None, key)), n) for key, n in bucket.states.most_common() if key[0]]
     return _counted(rows, len(bucket.processes))
 
 
 def _waits_on(bucket: Bucket) -> tuple[str, ...]:
-    rows = [
-        (first if count == 1 else text, count)
-        for text, (count, first) in bucket.waits_on.items()
-        if text
-    ]
+    waits = ((text, *row) for text, row in bucket.waits_on.items() if text)
+    rows = [(first if count == 1 else text, count) for text, count, first in waits]
     return _counted(sorted(rows, key=lambda row: -row[1]), len(bucket.processes))
 
 
@@ -730,10 +656,8 @@ _MAX_SHOWN = 8
 def _counted(rows: Sequence[tuple[str, int]], total: int) -> tuple[str, ...]:
     """Each text with its count, where there are several processes."""
     texts = [f"{text} ({count})" if total > 1 else text for text, count in rows]
-    return (
-        *texts[:_MAX_SHOWN],
-        *([f"{len(texts) - _MAX_SHOWN} more"] if texts[_MAX_SHOWN:] else []),
-    )
+    further = [f"{len(texts) - _MAX_SHOWN} more"] if texts[_MAX_SHOWN:] else []
+    return (*texts[:_MAX_SHOWN], *further)
 
 
 def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]:
@@ -747,17 +671,12 @@ def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]
         if row.count == 1:
             words = {"command": row.child.command, "error": row.child.error}
         frames = table.frames(sorted(row.stacks)) if row.stacks else ()
-        hint = None
-        if row.child.state[:1] == "D":
-            hint = hints.in_kernel(row.child.wait_channel)
-        hint = hint or hints.find(
-            frames, channel=row.child.wait_channel, waits_on=row.child.waits_on
-        )
+        channel = row.child.wait_channel
+        hint = hints.in_kernel(channel) if row.child.state[:1] == "D" else None
+        hint = hint or hints.find(frames, channel=channel, waits_on=row.child.waits_on)
         child = ChildProcess(
             row.child.kind, words["command"], row.count, tuple(sorted(row.ranks)),
-            row.child.state,
-            row.child.wait_channel, waits_on, frames, words["error"],
-            hint.text if hint else "",
+            row.child.state, channel, waits_on, frames, words["error"], hint.text if hint else "",
         )  # fmt: skip
         waits = hint is not None and hint.activity == "worker" and not hints.user_frame(frames)
         ordered.append(((waits, row.count, child.ranks[:1]), child))
@@ -775,9 +694,8 @@ def _silent_groups(gaps: Mapping[str, Gap]) -> Iterator[Group]:
 
 
 def _forks(groups: Sequence[Group]) -> list[int]:
-    """For each group the index of the first frame that it shares with no larger group.
-
-    Of two groups of one size, that with the lower rank counts as larger.
+    """For each group the index of the first frame that it shares with no larger group. Of two of
+    one size, that with the lower rank counts as larger.
     """
     tree: dict[tuple[int, str, str], int] = {}
     forks = [0] * len(groups)
@@ -830,7 +748,7 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
     usual = group.kind != "stack" and 2 * size > everything and group.role != "suspect"
     return (
         len(_ROLE_ORDER) if usual else _ROLE_ORDER[group.role],
-        KINDS.index(group.kind),
+        document.KINDS.index(group.kind),
         # The holder of the lock may be another suspect; a rank that waits in C may wait for one.
         group.activity in ("native", "file-lock"),
         group.verdict == "progressing",
@@ -843,9 +761,7 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
 def _read_witnesses(
     observed: evidence.Evidence, buckets: Sequence[Bucket], count: int
 ) -> evidence.WitnessReport:
-    """The statements of the witnesses about these processes. Momentary counts say nothing about a
-    job that progresses.
-    """
+    """The statements of the witnesses. Of a job that progresses, momentary counts say nothing."""
     if not observed:
         return evidence.WitnessReport()
     moving = sum(len(bucket.processes) for bucket in buckets if bucket.verdict == "progressing")
@@ -854,15 +770,12 @@ def _read_witnesses(
 
 
 def _thread_calls(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
-    """The collectives in which further threads of these processes wait."""
     stacks = bucket.thread_stacks if bucket else ()
     return frozenset(call_of(table.calls(stack)) for stack in stacks)
 
 
 def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -> Group:
-    """The missing ranks; if they run as another job of the same user, which lacks all the rest,
-    that is the reason.
-    """
+    """The missing ranks, with the reason if they are all of another job of the same user."""
     for other in jobs:
         if other is job or other.is_claim or other.ranks != set(lost.ranks):
             continue
@@ -879,9 +792,7 @@ def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
     """The few ranks with another WORLD_SIZE than most ranks, and that WORLD_SIZE."""
     if len(job.worlds) < 2:
         return (), ""
-    by_world = {
-        size: {rank for rank in ranks if rank is not None} for size, ranks in job.worlds.items()
-    }
+    by_world = {size: {r for r in ranks if r is not None} for size, ranks in job.worlds.items()}
     usual = max(by_world, key=lambda size: len(by_world[size]))
     few = {size: ranks for size, ranks in by_world.items() if size != usual}
     ranks = set().union(*few.values())
@@ -891,13 +802,12 @@ def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
     return tuple(sorted(ranks)), f"WORLD_SIZE {sizes}, not {usual} as the others"
 
 
-def _with_pace(decided: verdict.Decision, paced: Verdict) -> verdict.Decision:
+def _with_pace(decided: verdict.Decision, paced: document.Verdict) -> verdict.Decision:
     """The decision on a job that may be slow: where the ranks stood at the end proves nothing."""
     slow_ranks = {rank for suspect in paced.suspects for rank in suspect.ranks}
+    role = {True: "suspect", False: None}
     groups = tuple(
-        dataclasses.replace(
-            group, role="suspect" if slow_ranks.intersection(group.ranks) else None, reason=""
-        )
+        dataclasses.replace(group, role=role[not slow_ranks.isdisjoint(group.ranks)], reason="")
         for group in decided.groups
     )
     order = sorted(decided.order, key=lambda at: groups[at].role is None)
@@ -914,12 +824,10 @@ def group(
     complete: bool = True,
 ) -> Stacks:
     """All traces as one document, the most suspicious group first. No trace is kept.
-
-    traces: checked by `trace.read`. Of several jobs the first of `TraceCollector.each_job` is
-        grouped, and the advice names the rest
+    traces: checked by `trace.read`; of several jobs the first of `TraceCollector.each_job` is
+            grouped, and the advice names the rest
     gaps:   node -> why it gave no answer; read after all traces (see `trace.load`)
     all_threads: group ranks only if their further threads stand at the same places too
-    started, finished: "": the times of the first and the last trace
     complete: False: no rank counts as missing, because not all nodes were asked
     """
     with _garbage_collection_off():
@@ -942,9 +850,8 @@ def _grouped(
     job = jobs[0]
     _set_awaited_ranks(job, reader)
     buckets = _merged(job.buckets)
-    pairs: list[tuple[Group, Bucket | None]] = [
-        (_group(bucket, reader.stacks, order), bucket) for bucket in buckets
-    ]
+    pairs: list[tuple[Group, Bucket | None]]
+    pairs = [(_group(bucket, reader.stacks, order), bucket) for bucket in buckets]
     silent = {node: gap for node, gap in all_gaps.items() if node not in reader.answered}
     # The WORLD_SIZE of all ranks that have one; None: none, or different ones.
     world = next(iter(job.worlds)) if len(job.worlds) == 1 else None
@@ -967,10 +874,8 @@ def _grouped(
     forks = _forks([member for member, _ in pairs])
     everything = job.count + len(silent) + len(lost.ranks if lost else ())
     judged = advise.with_roles([member for member, _ in pairs], everything, _awaited(pairs))
-    pairs = [
-        (dataclasses.replace(judged_group, fork=fork), bucket)
-        for judged_group, (_, bucket), fork in zip(judged, pairs, forks, strict=True)
-    ]
+    forked = [dataclasses.replace(g, fork=fork) for g, fork in zip(judged, forks, strict=True)]
+    pairs = [(member, bucket) for member, (_, bucket) in zip(forked, pairs, strict=True)]
     pairs.sort(key=lambda pair: _suspicion(pair[0], everything))
     report = _read_witnesses(reader.evidence, buckets, job.count)
     places = (process for bucket in buckets for process in bucket.processes)
@@ -986,12 +891,8 @@ def _grouped(
         paces = reader.paces.paces(buckets, reader.links)
         decided = _with_pace(decided, slow.judge(paces, reader.paces.nodes, report))
     pairs = [(decided.groups[at], pairs[at][1]) for at in decided.order]
-    ranks = [
-        process._replace(group=at)
-        for at, (_, bucket) in enumerate(pairs)
-        if bucket
-        for process in bucket.processes
-    ]
+    placed = ((at, bucket.processes) for at, (_, bucket) in enumerate(pairs) if bucket)
+    ranks = [process._replace(group=at) for at, members in placed for process in members]
     ranks.sort(key=lambda rank: (rank.rank is None, rank.rank or 0, order[rank.node], rank.pid))
     times = [text for text in reader.started if text]
     stacks = Stacks(
@@ -1006,7 +907,7 @@ def _grouped(
         complete,
         ", ".join(sorted(job.users - {""}, key=natural)),
         tuple(
-            OtherJob(
+            document.OtherJob(
                 *(other.name, other.user, other.count, other.name == job.name != ""),
                 tuple(sorted(other.nodes, key=natural)),
             )

@@ -28,6 +28,8 @@ _HINTS = {name: Hint(name.partition(" ")[0], text) for name, text in _TABLES["hi
 _GIL, _DATA, _RANK, _IDLE_WORKER = (_HINTS[name] for name in ("gil", "data", "rank", "worker"))
 _NETWORK, _LOCK, _CHILD, _LOOP = (_HINTS[name] for name in ("network", "lock", "child", "asyncio"))
 _CLIENT = _HINTS["idle client"]
+#: A vague wait -> the waits that say more, in calls further out.
+_AWAITED_BY = {_NETWORK: (_LOOP, _CHILD, _CLIENT), _LOCK: (_CHILD, _NETWORK)}
 #: A wait in C, which may be for other ranks.
 NATIVE = _HINTS["native"]
 #: Activities of ranks that wait for other ranks.
@@ -61,13 +63,8 @@ def _kinds(table: str) -> dict[tuple[str, str], str]:
 
 
 def _patterns(table: str) -> tuple[tuple[re.Pattern[str], Hint], ...]:
-    return tuple(
-        (
-            re.compile(re.sub(r"(^|\n)\s+", "", pattern)),
-            Hint(*hint) if hint[1:] else _HINTS[hint[0]],
-        )
-        for pattern, *hint in _TABLES[table]
-    )
+    rows = ((re.sub(r"(^|\n)\s+", "", pattern), hint) for pattern, *hint in _TABLES[table])
+    return tuple((re.compile(p), Hint(*h) if h[1:] else _HINTS[h[0]]) for p, h in rows)
 
 
 _FUNCTION_HINTS, _COMMON_FUNCTION_HINTS = _functions("functions"), _functions("common")
@@ -132,10 +129,8 @@ def role_of(command: str) -> str:
 
 
 def _is_library(file: str) -> bool:
-    """Whether a file belongs to Python or to an installed package, by its name.
-
-    py-spy prints a file from its outermost package on (`torch/nn/modules/module.py`), or whole
-    where it cannot see the packages.
+    """Whether a file belongs to Python or to an installed package. py-spy prints it from its
+    outermost package on (`torch/nn/modules/module.py`), or whole where it cannot see the packages.
     """
     if _INTERACTIVE_FILE.fullmatch(file):
         return False
@@ -152,10 +147,7 @@ _MAIN_MODULE = "<module>"
 
 
 def _program_file(frames: Sequence[Frame]) -> str:
-    """The file of the started program, which is the user's even if it is called `queue.py`.
-
-    "": the program is a part of Python or of a library.
-    """
+    """The file of the started program, the user's even if called `queue.py`; "": a library's."""
     for frame in frames[:6]:
         if frame.function == _MAIN_MODULE and frame.file not in _RUNNERS:
             installed = _INSTALLED_PATH.search(frame.file) or frame.file.startswith("<frozen")
@@ -223,9 +215,7 @@ def in_pipeline(frames: Sequence[Frame]) -> bool:
 
 
 def is_at_exit(frames: Sequence[Frame]) -> bool:
-    """Whether a main thread with this stack is past the last line of its program. The interpreter
-    itself calls exit handlers: no module is their caller.
-    """
+    """Whether a stack is past its program's end: exit handlers have no module as a caller."""
     known_hints = (_find(frame, _FUNCTION_HINTS) for frame in frames)
     if any(hint and hint.activity == "exit" for hint in known_hints):
         return True
@@ -255,9 +245,7 @@ def delegates(frames: Sequence[Frame]) -> bool:
 
 
 def locks(frames: Sequence[Frame]) -> tuple[str, frozenset[str]]:
-    """The kind of lock that a stack waits for, and the kinds that it holds: the calls between
-    which Python takes and releases a lock of its own.
-    """
+    """The kind of lock that a stack waits for, and those that it holds, by Python's calls."""
     awaited = _find(frames[-1], _LOCK_WAITS) if frames else None
     outer = frames[:-1] if awaited else frames
     held = {_find(frame, _LOCK_HOLDERS) for frame in outer} - {None, awaited}
@@ -288,9 +276,8 @@ def serves(frames: Sequence[Frame]) -> bool:
         return leaf.function == "_pin_memory_loop" or leaf.file.startswith("multiprocessing/")
     if any(_find(frame, _HANDLERS) for frame in frames[:5]) or _find(leaf, _IDLE_WORKERS):
         return True
-    return any(map(_SERVERS.search, words[:-1] if len(frames) > 4 else words)) or bool(
-        _SERVERS.search(f"{leaf.file} {leaf.function}")
-    )
+    words = [*(words[:-1] if len(frames) > 4 else words), f"{leaf.file} {leaf.function}"]
+    return any(map(_SERVERS.search, words))
 
 
 # --- Wait channels of the kernel, and the system call in /proc.
@@ -395,9 +382,7 @@ def _in_python(frames: Sequence[Frame]) -> _PythonStack:
             known_frames += 1
             if common is None and place is not None and place.text and not unknown:
                 common = place
-            elif (common is _NETWORK and place in (_LOOP, _CHILD, _CLIENT)) or (
-                common is _LOCK and place in (_CHILD, _NETWORK)
-            ):
+            elif common and place in _AWAITED_BY.get(common, ()):
                 # It waits in select(), or at a lock, for another thread or process.
                 common = place
     return _PythonStack(None, common)
@@ -426,11 +411,8 @@ def of_thread(
     ):  # fmt: skip
         return main_hint
     if lock:
-        text = (
-            "waits for Python's global lock, which this thread keeps: a call of C that does not "
-            "give it back, or a loop"
-        )
-        return Hint("gil", text)
+        text = "waits for Python's global lock, which this thread keeps"
+        return Hint("gil", f"{text}: a call of C that does not give it back, or a loop")
     if main_hint and main_hint.activity == "exit":
         text = "is at the end of its program, and Python waits for this thread, which is no daemon"
         return Hint(hint.activity if hint else "exit", f"{text}: it {hint.text}" if hint else text)
@@ -445,14 +427,11 @@ def find(
     waits_on: str = "",
     master: str = "",
 ) -> Hint | None:
-    """The hint of a stack; None: it ends at no known place.
-
-    frames, native: root to leaf. A wait for Python's lock comes first: the call of the Python
-    frames is then not the awaited one.
-    channel, waits_on: the wait in the kernel of all main threads with this stack; "": none, or
-    different waits. They show the wait of a call of C below the user's code, which the frames
-    do not
-    master: MASTER_ADDR:MASTER_PORT, where the job's store is
+    """The hint of a stack; None: it ends at no known place. frames, native: root to leaf. A wait
+    for Python's lock comes first: the call of the Python frames is then not the awaited one.
+    channel, waits_on: how all main threads with this stack wait in the kernel, below a call of C
+    that the frames do not show; "": none, or different waits. master: MASTER_ADDR:MASTER_PORT of
+    the job's store
     """
     native_hint = of_native(native)
     if native_hint is _GIL:
@@ -472,7 +451,5 @@ def find(
         hint = _sleeping_hint(channel, waits_on, master)
     if python_stack.caller:
         activity, words = python_stack.caller
-        return Hint(
-            hint.activity if hint else activity, f"{words}: it {hint.text}" if hint else words
-        )
+        return Hint(hint.activity, f"{words}: it {hint.text}") if hint else Hint(activity, words)
     return hint

@@ -34,9 +34,7 @@ class OddRanks(NamedTuple):
 
 
 class HungJob:
-    """The groups of one job, known by their indexes, with the roles that the rules give them, and
-    all evidence on them.
-    """
+    """The groups of a job by their indexes, their roles by the rules, and all evidence on them."""
 
     def __init__(
         self, groups: Sequence[Group], report: WitnessReport, places: Iterable[tuple[Any, ...]],
@@ -83,7 +81,6 @@ class HungJob:
         return [at for at, own_role in enumerate(self.roles) if own_role == role]
 
     def size(self, indexes: Iterable[int]) -> int:
-        """The number of processes of these groups."""
         return sum(self.groups[at].processes for at in indexes)
 
     def ranks_of(self, indexes: Iterable[int]) -> set[int]:
@@ -176,7 +173,6 @@ class HungJob:
         return Suspect(tuple(sorted(rank_set)), tuple(sorted(node_set, key=natural)), *sides)
 
     def suspects_of(self, indexes: Iterable[int]) -> list[Suspect]:
-        """These groups as suspects."""
         groups = [(self.groups[at], self.roles[at] == "suspect") for at in indexes]
         reasons = [g.reason or (causes.cause_of(g).action if is_known else "")
                    for g, is_known in groups]  # fmt: skip
@@ -198,9 +194,8 @@ class HungJob:
         return tuple(sorted(range(len(self.groups)), key=place))
 
     def signs(self) -> list[tuple[int, str, set[int], set[str]]]:
-        """(Strength, text, ranks, nodes) of the statements about some nodes or ranks but not all:
-        the strongest first. Two witnesses with a statement about one node are as good as a strong
-        one.
+        """(Strength, text, ranks, nodes) of the statements about some but not all, the strongest
+        first. Two witnesses with a statement about one node are as good as a strong one.
         """
         rows_of: dict[str, list[tuple[str, Statement]]] = defaultdict(list)
         for name, statement in self.statements:
@@ -243,7 +238,6 @@ class HangRule(NamedTuple):
     missing: tuple[str, ...] = ()
 
     def verdict(self, job: HungJob, finding: HangFinding) -> Verdict:
-        """The verdict of this rule, in words."""
         call, ranks = job.report.common or causes.called(job.first), f"all {job.total} ranks wait"
         stuck = sum(rank_call == call for rank_call in job.report.called.values())
         of_all = f", {stuck} in {call} with all of it" if 0 < stuck < job.total else f" in {call}"

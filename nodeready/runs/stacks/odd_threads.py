@@ -46,14 +46,9 @@ class ThreadTable:
     sets: dict[tuple[tuple[int, int], ...], frozenset[Wait]] = field(default_factory=dict)
 
     def read(
-        self,
-        owner: Owner,
-        rows: tuple[tuple[int, int], ...],
-        thread_waits: Sequence[ThreadWait],
+        self, owner: Owner, rows: tuple[tuple[int, int], ...], thread_waits: Sequence[ThreadWait]
     ) -> None:
-        """Count the threads of a rank; a rank without rows is not compared.
-        rows: see `trace.TracedProcess`; thread_waits: of its trace
-        """
+        """Count a rank's threads. rows, thread_waits: see `trace.TracedProcess`"""
         if not rows or max(len(self.owners), len(self.first)) > _MAX_SETS:
             return
         if thread_waits is not self.thread_waits:
@@ -77,7 +72,6 @@ class ThreadTable:
         return frozenset(waits)
 
     def join(self, other: ThreadTable) -> None:
-        """Take over the ranks of another table."""
         for waits, owners in other.owners.items():
             self.owners.setdefault(waits, []).extend(owners)
         for name, sizes in other.sizes.items():
@@ -124,9 +118,8 @@ class ThreadTable:
 def _differences(
     waits: frozenset[Wait], counts: Counter[Wait], total: int, comparable: set[str]
 ) -> dict[str, tuple[Wait | None, Wait | None]]:
-    """Name -> the wait that only this rank has, and the wait that only this rank lacks; None:
-    there is no such wait.
-    comparable: names of which each rank has as many threads, and none moves
+    """Name -> the wait that only this rank has, and that it alone lacks; None: none. comparable:
+    names of which each rank has as many threads, and none moves
     """
     names = {wait[0] for wait in waits}
     moving = {wait[0] for wait in waits if not wait[1]}
@@ -141,10 +134,8 @@ def _differences(
         if wait[1] and count == total - 1 and wait not in waits and wait[0] not in moving
         if wait[0] in comparable or wait[0] not in names or not _rests(wait)
     }
-    return {
-        name: (odd_waits.get(name), usual_waits.get(name))
-        for name in sorted({*odd_waits, *usual_waits})
-    }
+    rows = sorted({*odd_waits, *usual_waits})
+    return {name: (odd_waits.get(name), usual_waits.get(name)) for name in rows}
 
 
 def _rests(wait: Wait) -> bool:

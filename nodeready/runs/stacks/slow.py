@@ -81,7 +81,6 @@ class Pace:
 
     @property
     def share(self) -> float:
-        """The part of the time in which it waits."""
         return fmean(self.waits)
 
     def part(self, name: str) -> float:
@@ -165,10 +164,8 @@ def _looks(
             hint = hints.find(frames)
             waits, activity = table.reading(stack).for_ranks, hint.activity if hint else ""
             # The sentence of a group that works there.
-            group = Group(
-                "stack", None, (0,), (), frames,
-                user_frame=hints.user_frame(frames), activity=activity,
-            )  # fmt: skip
+            frame = hints.user_frame(frames)
+            group = Group("stack", None, (0,), (), frames, user_frame=frame, activity=activity)
             work = causes.cause_of(group).action
             yield _StackLook(place, waits, activity, work, hints.in_pipeline(frames))
 
@@ -177,10 +174,8 @@ def _pace(
     rank: int, node: str, row: _GlanceRow, is_rank: Callable[[str, str], bool],
     usual: Mapping[str, Sequence[bool]],
 ) -> Pace:  # fmt: skip
-    """The pace of one rank.
-
-    is_rank: whether an end that it waits for, on its node, is a rank's
-    usual:   system call -> whether ranks waited for ranks, by the stacks of all ranks
+    """The pace of one rank. is_rank: whether an end that it waits for, on its node, is a rank's.
+    usual: system call -> whether ranks waited for ranks there, by all stacks
     """
     glances, looks = row.glances, row.looks
     votes: dict[str, list[bool]] = defaultdict(list)
@@ -284,7 +279,6 @@ def _lags(paces: Sequence[Pace]) -> list[_PaceLag]:
 
 
 def pace_rows(paces: Sequence[Pace]) -> tuple[RankPace, ...]:
-    """How often each rank waits, in the document's form."""
     rows = [
         RankPace(lag.pace.rank, lag.pace.node, lag.pace.looks, lag.pace.waiting_looks,
                  round(100 * lag.pace.share, 1), round(100 * lag.mean, 1), round(lag.factor, 2))
@@ -311,9 +305,8 @@ def judge(
     steps = int(median(pace.steps for pace in paces))
     first = (slow or lags)[0]
     name = ranks_of([first.pace.rank], [first.pace.node])
-    evidence = _CauseFinder(
-        nodes, [(name.name, row) for name in report.witnesses for row in name.statements]
-    )
+    rows = [(name.name, row) for name in report.witnesses for row in name.statements]
+    evidence = _CauseFinder(nodes, rows)
     waits = sum(pace.waiting_looks for pace in paces)
     missing: tuple[str, ...] = ()
     if large and steps < _MIN_STEPS:
@@ -326,8 +319,8 @@ def judge(
     elif waits and sum(pace.gpu_looks for pace in paces) >= _ASYNCHRONOUS * waits:
         text = f"all ranks wait for their GPUs alike: stacks cannot tell who is slow ({span})"
         missing = ("durations: TORCH_NCCL_ENABLE_TIMING=1 and --dump, or NCCL's Inspector",)
-        rows = (f"{name}: {row.text}" for name, row in evidence.statements if row.weight)
-        text = "; ".join([text, *itertools.islice(rows, 1)])
+        signs = (f"{name}: {row.text}" for name, row in evidence.statements if row.weight)
+        text = "; ".join([text, *itertools.islice(signs, 1)])
     elif len(senders := _slow_senders(paces)) == 1:
         peers = [pace for pace in paces if pace is not senders[0]]
         return _network(senders[0], peers, evidence, span)
@@ -369,10 +362,8 @@ class _CauseFinder(NamedTuple):
 
     def causes(self, pace: Pace, peers: Sequence[Pace], lag: float) -> list[str]:
         """Why a rank may be slow, the likeliest first. lag: see `_PaceLag.mean`"""
-        excess = {
-            name: pace.part(name) - median(peer.part(name) for peer in peers)
-            for name in ("throttled_s", "queued_s", "faults")
-        }
+        names = "throttled_s", "queued_s", "faults"
+        excess = {n: pace.part(n) - median(peer.part(n) for peer in peers) for n in names}
         texts = []
         if excess["throttled_s"] >= lag / 3:
             part = pace.part("throttled_s")
@@ -385,9 +376,8 @@ class _CauseFinder(NamedTuple):
             culprit = f"; {node.beside} takes {node.beside_cpus:.1f} CPUs" if node else ""
             texts += [f"{text}ready to run{culprit if node and node.beside else ''}"]
         if excess["faults"] >= _MIN_FAULTS:
-            texts += [
-                f"its memory comes from a disk: {pace.part('faults'):.0f} page faults a second"
-            ]
+            faults = f"{pace.part('faults'):.0f} page faults a second"
+            texts += [f"its memory comes from a disk: {faults}"]
         texts += self.of_node(pace)
         habits = Counter[str]()
         for peer in peers:
@@ -441,13 +431,9 @@ def _slow_senders(paces: Sequence[Pace]) -> list[Pace]:
     if len(blocks) < 3:
         return []
     usual, sent = median(map(fmean, blocks.values())), median(map(_sent, blocks))
-    senders = [
-        pace
-        for pace, parts in blocks.items()
-        if fmean(parts) >= max(_MIN_SENDING, _TIMES * usual)
-        and _is_certain(parts)
-        and _sent(pace) <= _TIMES * sent
-    ]
+    least = max(_MIN_SENDING, _TIMES * usual)
+    certain = [p for p, parts in blocks.items() if fmean(parts) >= least and _is_certain(parts)]
+    senders = [pace for pace in certain if _sent(pace) <= _TIMES * sent]
     senders.sort(key=lambda pace: -sum(blocks[pace]))
     is_single = senders[1:] and sum(blocks[senders[0]]) >= _TIMES * sum(blocks[senders[1]])
     return senders[:1] if is_single else senders

@@ -152,16 +152,15 @@ def _decoded(data: Any) -> Trace:
     for number, stack in enumerate(trace.stacks):
         _check_indexes(stack, len(trace.frames), f"stacks[{number}]")
     trace.processes = tuple(_process(row, f"processes[{at}]") for at, row in enumerate(rows))
-    used = []
+    used: list[int | None] = []
     for process in trace.processes:
         used += [process.native, *(child.main for child in process.below)]
         for sample in process.samples:
             used += [sample.main, *(stack for _, stack in sample.threads)]
     rows = [row for process in trace.processes for row in process.thread_rows]
     _check_indexes([at for at, _ in rows], len(trace.thread_waits), "a row of threads")
-    _check_indexes(
-        [index for index in used if index is not None], len(trace.stacks), "a sample's stack"
-    )
+    stacks = [index for index in used if index is not None]
+    _check_indexes(stacks, len(trace.stacks), "a sample's stack")
     return trace
 
 
@@ -183,7 +182,6 @@ def _check_indexes(indexes: Sequence[int], end: int, place: str) -> None:
 
 
 def to_json(trace: Trace) -> str:
-    """The trace as JSON."""
     return json.dumps(trace, default=vars, separators=(",", ":"))
 
 
@@ -197,7 +195,6 @@ def parse(text: str | bytes, source: str) -> Trace:
 
 
 def _json_problem(text: str | bytes, problem: wire.DecodeError) -> str:
-    """Why a text is no valid JSON."""
     if not text.strip():
         return "it is empty"
     cause = problem.__cause__
@@ -210,18 +207,12 @@ def _json_problem(text: str | bytes, problem: wire.DecodeError) -> str:
 
 
 def load(directory: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
-    """The traces of ``trace-NODE.json``, node names in natural order, and the gaps.
-
-    Files are read one at a time while the traces are iterated over, so that a large fleet fits in
-    memory; the gaps, by node, are complete after that.
-    Raises TraceError when the directory cannot be read or holds no trace.
+    """The traces of ``trace-NODE.json`` in natural order of nodes, and the gaps by node, which are
+    complete when all traces have been read, one at a time: a large fleet fits in memory. Raises
+    TraceError when the directory cannot be read or holds no trace.
     """
     try:
-        paths = [
-            path
-            for path in directory.iterdir()
-            if path.name.startswith("trace-") and path.name.endswith(".json")
-        ]
+        paths = [path for path in directory.iterdir() if path.match("trace-*.json")]
     except OSError as problem:
         raise TraceError(f"{directory}: {problem.strerror}") from None
     if not paths:
@@ -308,7 +299,6 @@ class _DumpedNode:
         return self.stacks.setdefault(path, len(self.stacks))
 
     def trace(self) -> Trace:
-        """The parsed node."""
         return replace(
             empty_trace(self.name, self.error, ""),
             frames=tuple(self.frames),
@@ -368,22 +358,14 @@ def _dumped_process(node: _DumpedNode, pid: int, command: str, lines: list[str])
     threads = [thread for thread in _threads(lines) if thread.frames]
     main = _main(threads, pid)
     error = "" if main else _error(lines) or "py-spy printed no stack of it"
-    other_threads = tuple(
-        (thread.name, node.stack(thread.python_frames()))
-        for thread in threads
-        if thread is not main
-    )
-    holder = next((thread for thread in threads if "gil" in thread.state), None)
-    sample = StackSample(
-        node.stack(main.python_frames()) if main else None,
-        other_threads,
-        holder.name if holder else "",
-        error,
-    )
+    further = [thread for thread in threads if thread is not main]
+    other_threads = tuple((row.name, node.stack(row.python_frames())) for row in further)
+    holder = next((thread.name for thread in threads if "gil" in thread.state), "")
+    stack = node.stack(main.python_frames()) if main else None
+    sample = StackSample(stack, other_threads, holder, error)
     identity = None, None, None, "", "", "", command[:_MAX_COMMAND]
-    native = (
-        node.stack(main.named_frames()) if main and any(map(_is_native, main.frames)) else None
-    )
+    has_native = main and any(map(_is_native, main.frames))
+    native = node.stack(main.named_frames()) if main and has_native else None
     return TracedProcess(
         pid, 0, len(threads), *identity, "", "", (), 0.0, (), (sample,), native, ""
     )
@@ -431,9 +413,7 @@ def _by_label(text: str, name: str) -> dict[str, list[str]]:
 
 def parse_dump(text: str, name: str) -> list[Trace]:
     """The traces, one per node; of ``srun -l``, one per task.
-
     name: the node, where no line names it; in messages, the source
-
     The rank is known only where ``srun -l`` ran py-spy once per task: it is the task's number.
     Raises TraceError, one line, for a text without a process or an error of py-spy.
     """
@@ -482,7 +462,6 @@ def prepare(output: str) -> Path:
 
 def keep_traces(directory: Path, traces: Iterable[Trace]) -> Iterator[Trace]:
     """Write each trace before it is yielded; delete traces of an earlier run when all are written.
-
     Raises OSError.
     """
     written = set()
@@ -502,7 +481,6 @@ def _keep(directory: Path, trace: Trace) -> str:
 
 def write(directory: Path, stacks: Stacks, texts: Mapping[str, Iterable[str]]) -> None:
     """Write the grouped stacks in every form, and a trace with its error of each failed node.
-
     texts: ``stacks.EXTENSION`` -> contents of that file, in parts
     Raises OSError.
     """
@@ -519,7 +497,6 @@ def empty_trace(node: str, error: str, started: str) -> Trace:
 
 def read_directory(path: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
     """The traces of a directory, or of texts of ``py-spy dump``, and the gaps by node.
-
     path: a directory, or one file
     As in `trace.load`, the gaps are complete when the traces have been iterated over.
     Raises TraceError, also while iterating, when nothing can be read.
@@ -533,9 +510,8 @@ def read_directory(path: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
         return _without_gaps(traces, gaps), gaps
     texts = sorted(entry for entry in entries if entry.suffix in _TEXTS and entry.is_file())
     if not texts:
-        raise TraceError(
-            f"{path}: there is no trace-NODE.json of -o and no text of py-spy dump (*.txt, *.out)"
-        )
+        missing = "no trace-NODE.json of -o and no text of py-spy dump (*.txt, *.out)"
+        raise TraceError(f"{path}: there is {missing}")
     gaps = {}
     return _from_texts(texts, gaps, is_single=False), gaps
 

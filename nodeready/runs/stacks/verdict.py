@@ -32,10 +32,8 @@ _SLEEPING_ACTIVITIES = ("collective", "peer", "gpu", "backward")
 _PAIRWISE = re.compile(r"^(?:_?i?send|_?i?recv|batch_isend_irecv|(?:send|recv)_\w+)$")
 _RECEIVES = re.compile(r"^_?i?recv(?:_|$)")
 #: A wait for the lock of a file by its owner, and the hint of a wait for one rank.
-_HELD_LOCK, _FOR_RANK = (
-    re.compile(r"(f?lock of .*), held by pid "),
-    re.compile(r"waits for rank (\d+),"),
-)
+_HELD_LOCK = re.compile(r"(f?lock of .*), held by pid ")
+_FOR_RANK = re.compile(r"waits for rank (\d+),")
 #: Results of the samples for active ranks.
 _ACTIVE_VERDICTS = ("unsure", "spinning", "progressing")
 #: Verdicts that name a cause.
@@ -457,7 +455,6 @@ def gpus_compute(job: HungJob) -> HangFinding | None:
 
 
 def _busy_gpus(job: HungJob) -> set[int]:
-    """The ranks whose GPUs compute."""
     rows = (row for name, row in job.statements if name == "gpu")
     return {rank for row in rows if row.text.startswith(GPU_COMPUTES) for rank in row.ranks}
 
@@ -535,10 +532,8 @@ def decide(
     groups: Sequence[Group], report: WitnessReport, places: Iterable[tuple[Any, ...]],
     odd: OddRanks, thread_calls: Sequence[frozenset[str]],
 ) -> Decision:  # fmt: skip
-    """The verdict on groups in their order of suspicion, from the reports of all witnesses.
-
-    places: (node, pid, rank, ...) of the processes
-    thread_calls: for each group the collectives in which further threads of its processes wait
+    """The verdict on groups in their order of suspicion. places: (node, pid, rank, ...).
+    thread_calls: by group the collectives in which further threads wait
     """
     if not groups:
         return Decision(None, (), ())

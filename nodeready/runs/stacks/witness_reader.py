@@ -8,16 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from nodeready.agent.witnesses import nccl_errors
 from nodeready.agent.witnesses.kernel_log import KernelMessage
-from nodeready.agent.witnesses.nccl_errors import (
-    CAUSE,
-    FOLLOWS,
-    LOST_PEER,
-    NOTE,
-    VICTIM,
-    NcclMeaning,
-    by_key,
-)
+from nodeready.agent.witnesses.nccl_errors import CAUSE, FOLLOWS, LOST_PEER, NOTE, VICTIM
 from nodeready.agent.witnesses.nccl_log import NcclRank
 from nodeready.core.text import counted
 from nodeready.runs.stacks.collective_lag import CollectiveReader
@@ -66,7 +59,7 @@ class NcclDifference(NamedTuple):
 class FoldedError(NamedTuple):
     """One kind of error over all ranks."""
 
-    meaning: NcclMeaning
+    meaning: nccl_errors.NcclMeaning
     text: str  # the line of the first rank
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
@@ -75,19 +68,11 @@ class FoldedError(NamedTuple):
 
 #: The facts that are compared, the gravest first, in words.
 FACTS: Mapping[str, str] = {
-    "network": "network",
-    "provider": "libfabric's provider",
-    "gdr": "GPUDirect RDMA",
-    "gid": "GID index",
-    "state": "communicator",
-    "completed": "last collective",
-    "version": "version",
-    "hcas": "HCAs:",
-    "interface": "interface",
-    "channels": "channels:",
-    "tuner": "tuner",
-    "profiler": "profiler",
-}
+    "network": "network", "provider": "libfabric's provider", "gdr": "GPUDirect RDMA",
+    "gid": "GID index", "state": "communicator", "completed": "last collective",
+    "version": "version", "hcas": "HCAs:", "interface": "interface", "channels": "channels:",
+    "tuner": "tuner", "profiler": "profiler",
+}  # fmt: skip
 _STATES = {"init": "not complete", "ready": "complete", "aborted": "aborted"}
 
 
@@ -118,11 +103,9 @@ def differences(ranks: Iterable[PlacedRank]) -> tuple[NcclDifference, ...]:
         usual = max(members, key=lambda value: len(members[value]), default="")
         if len(members) < 2 or 2 * len(members[usual]) <= total:
             continue
-        rows += [
-            NcclDifference(fact, value, usual, _numbers(group), _nodes(group))
-            for value, group in members.items()
-            if value != usual
-        ]
+        for value, group in members.items():
+            if value != usual:
+                rows.append(NcclDifference(fact, value, usual, _numbers(group), _nodes(group)))
     return tuple(rows)
 
 
@@ -138,14 +121,13 @@ def fold_errors(ranks: Iterable[PlacedRank]) -> tuple[FoldedError, ...]:
             peers.setdefault(error.key, Counter()).update([error.peer] if error.peer else [])
     errors = [
         FoldedError(
-            by_key(key), texts[key], _numbers(group), _nodes(group),
+            nccl_errors.by_key(key), texts[key], _numbers(group), _nodes(group),
             tuple(peer for peer, _ in peers[key].most_common(8)),
         )
         for key, group in members.items()
     ]  # fmt: skip
-    return tuple(
-        sorted(errors, key=lambda error: (ROLES.index(error.meaning.role), len(error.ranks)))
-    )
+    errors.sort(key=lambda error: (ROLES.index(error.meaning.role), len(error.ranks)))
+    return tuple(errors)
 
 
 #: A call of a collective, as in `NcclRank.calls`.
@@ -154,9 +136,7 @@ Call = tuple[int, int, str]
 
 def diverging(calls_of: Mapping[int, Sequence[Call]]) -> Iterator[tuple[str, list[int]]]:
     """Where the collectives of few ranks first differ from those of most, in words, and these
-    ranks; else the few ranks that have called fewer.
-
-    calls_of: rank -> its last calls in one communicator
+    ranks; else the few that have called fewer. calls_of: rank -> its last calls in a communicator
     """
     ranks_by_call: dict[tuple[int, int], dict[str, list[int]]] = {}
     for rank, calls in calls_of.items():
@@ -194,8 +174,6 @@ def _nodes(group: Iterable[PlacedRank]) -> tuple[str, ...]:
 
 
 class WitnessReader(CollectiveReader):
-    """Reads the reports of all witnesses."""
-
     def own_logs(self, logs: Mapping[int, KeptLog]) -> None:
         """Errors at the end of a rank's log; few logs that ended long before the rest."""
         errors = {rank: log.error for rank, log in logs.items() if log.error}
@@ -278,11 +256,8 @@ class WitnessReader(CollectiveReader):
                 self.absent["gpu"][absent].append(node)
             for device in devices:
                 head = heads[device.head]
-                ranks = [
-                    rank
-                    for pid in device.pids
-                    if (rank := self.rank_of.get((node, pid))) is not None
-                ]
+                owners = (self.rank_of.get((node, pid)) for pid in device.pids)
+                ranks = [rank for rank in owners if rank is not None]
                 for xid in head.xids:
                     self._xid("gpu", xid, node, ranks)
                 # A GPU on which only other processes compute belongs to another job.
@@ -369,14 +344,10 @@ class WitnessReader(CollectiveReader):
             self.report.bytes_per_s = total
 
     def _port_differences(
-        self,
-        states: Mapping[str, dict[str, list[str]]],
+        self, states: Mapping[str, dict[str, list[str]]],
         rates: Mapping[str, Mapping[float, list[str]]],
-    ) -> None:
-        """Note the ports that are down, or slower, on a minority of the nodes.
-
-        states, rates: name of a port -> its state, or its Gb/s -> the nodes with it
-        """
+    ) -> None:  # fmt: skip
+        """Note ports that are down or slower on few nodes: name -> state, or Gb/s -> the nodes."""
         for name, by_state in states.items():
             up = len(by_state.pop("up", []))
             for state, nodes in by_state.items():
@@ -427,10 +398,8 @@ class WitnessReader(CollectiveReader):
                 self.absent["environment"][absent].append(place)
         findings = judge_environments(self.evidence, self.places)
         for finding in findings:
-            text = f"{finding.text}; {finding.advice}"
-            self.add_statement(
-                "environment", text, finding.ranks, finding.nodes, weight=finding.weight
-            )
+            text, subjects = f"{finding.text}; {finding.advice}", (finding.ranks, finding.nodes)
+            self.add_statement("environment", text, *subjects, weight=finding.weight)
         self.report.environment = tuple(finding for finding in findings if finding.weight > 1)
 
 
@@ -445,8 +414,7 @@ GPU_COMPUTES = "its GPU computes"
 _CONSEQUENCE = re.compile(
     r"(?i)connection (?:closed|reset|refused|was)|broken pipe|reset by peer"
     r"|remote (?:process|peer)|abort|SIGTERM|Signal(?:s\.SIGTERM)? 15|ChildFailedError"
-    r"|timed? ?out|failed on Socket"
-    r"|NCCL error|ncclRemoteError|EOFError|end of file"
+    r"|timed? ?out|failed on Socket|NCCL error|ncclRemoteError|EOFError|end of file"
 )
 #: The differences between ranks that are a sign.
 _NCCL_SIGNS = ("network", "gdr", "state", "completed", "version")
