@@ -15,11 +15,16 @@ from nodeready.runs.postmortem.evidence import NodeFault, RankFailure, SlurmStep
 from nodeready.runs.postmortem.rank_failures import JobFailures
 from nodeready.runs.stacks.document import Suspect, say
 from nodeready.runs.stacks.evidence import ranks_of
+from nodeready.subjects.gpus import xids
 
 #: Maximum characters of a failure in the first line; suspects in the document, and in that line.
 _MAX_TEXT, MAX_SUSPECTS, _NAMED = 400, 32, 4
 #: The sentences about an error, and about a limit.
 ERROR, ENDED_BY = "{who}: {error}", "{by} ended the job: {reason}"
+
+
+#: The Xid in a line of the kernel.
+XID = re.compile(r"NVRM: Xid \([^)]*\): (\d{1,5})\b")
 
 
 @dataclass
@@ -137,6 +142,13 @@ def kernel_lines(faults: Sequence[NodeFault]) -> list[str]:
         f"the kernel{f' of {fault.node}' if fault.node else ''}: {fault.text}"
         for fault in faults[:3]
     ]
+
+
+def is_of_program(fault: NodeFault) -> bool:
+    """Whether a fault of a GPU is one that any program can cause."""
+    code, rule = XID.match(fault.text), xids.find_rule(fault.text)
+    action = rule.action if rule else ""
+    return (xids.action_of(int(code[1]), fault.text) if code else action) == xids.APPLICATION
 
 
 def nodes_in(failures: Iterable[RankFailure]) -> set[str]:

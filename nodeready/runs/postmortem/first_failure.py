@@ -38,6 +38,7 @@ from nodeready.runs.postmortem.findings import (
     MAX_SUSPECTS,
     Finding,
     Rule,
+    is_of_program,
     kernel_lines,
     last_lines,
     launcher_words,
@@ -58,7 +59,7 @@ from nodeready.runs.postmortem.own_errors import (
     own_connection,
     own_error,
 )
-from nodeready.runs.postmortem.rank_ends import XID, ended, ended_first, killed, limit
+from nodeready.runs.postmortem.rank_ends import ended, ended_first, killed, limit
 from nodeready.runs.postmortem.rank_failures import (
     JobFailures,
     equal_failures,
@@ -67,7 +68,6 @@ from nodeready.runs.postmortem.rank_failures import (
 from nodeready.runs.postmortem.survival import complained, survived
 from nodeready.runs.stacks.document import Suspect
 from nodeready.runs.stacks.evidence import ranks_of
-from nodeready.subjects.gpus import xids
 
 #: Kind of a kernel's fault of hardware -> the kind of its cause.
 HARDWARE = {"xid": "gpu", "link": "network"}
@@ -362,11 +362,6 @@ class FirstFailureFinder:
             if failure.event.kind == cause.kind and is_own_log:
                 sources_of[failure.node] = LOG
         for fault in self.evidence.kernel:
-            code = XID.match(fault.text)
-            # Any program causes some of a GPU's faults.
-            rule = xids.find_rule(fault.text)
-            action = rule.action if rule else ""
-            action = xids.action_of(int(code[1]), fault.text) if code else action
-            if HARDWARE.get(fault.kind) == cause.kind and action != xids.APPLICATION:
+            if HARDWARE.get(fault.kind) == cause.kind and not is_of_program(fault):
                 sources_of[fault.node] = KERNEL
         return {node: by for node, by in sources_of.items() if node in cause.nodes}

@@ -14,6 +14,7 @@ from nodeready.core.text import counted, excerpt
 from nodeready.runs.postmortem.evidence import COORDINATOR, RankFailure
 from nodeready.runs.postmortem.findings import (
     Finding,
+    is_of_program,
     kernel_lines,
     lines_of,
     nodes_in,
@@ -41,6 +42,8 @@ from nodeready.runs.stacks.evidence import ranks_of
 _TWO_CALLS = re.compile(r": rank (\d{1,7}) calls (.{1,120}), rank (\d{1,7}) calls (.{1,120})$")
 _DIFFERENT = "a mismatch between collectives"
 WENT_ON = "its rank wrote further lines after it"
+#: Seconds between an error that CUDA reports late and the kernel's line about the fault behind it.
+_SAME_FAULT_S = 60.0
 
 
 def own_error(job: JobFailures) -> Finding | None:
@@ -132,7 +135,8 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     for_ = [f"in {first.first.example}", reason]
     for_ += [f.event.text for f in asserts[:1] if f is not first.first]
     for_ += [report_text(f) for f in job.roots if f.rank in ranks][:1]
-    for_ += kernel_lines(job.xids(first.nodes)) if kind == "gpu" else []
+    xids = job.xids(first.nodes) if kind == "gpu" else []
+    for_ += kernel_lines(xids)
     name = subject(ranks, nodes)
     # A process that torchrun ended may be of a rank that no line names.
     is_all = ranks == job.ranks and not any(f.event.source == "torchrun" for f in job.ended)
@@ -147,7 +151,14 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
         against.append(text.format(roots[0], "its end was seen first"))
     if first.first.file not in job.last_files:
         against.append("torchrun started the ranks again after it")
-    if event.kind == "gpu" and event.has_phrase("reported-late"):
+    is_late = event.kind == "gpu" and event.has_phrase("reported-late")
+    time_s = first.first.time_s if is_late else None
+    behind = [
+        f"; {line}" for fault in xids for line in kernel_lines([fault])
+        if None not in (time_s, fault.time_s) and not is_of_program(fault)
+        and abs(fault.time_s - time_s) <= _SAME_FAULT_S  # type: ignore[operator]
+    ]  # fmt: skip
+    if is_late:
         text = "CUDA reports errors late: the frame may be wrong; {} shows the call"
         against.append(text.format("CUDA_LAUNCH_BLOCKING=1"))
     suspects = [suspect_of(ranks, nodes, for_, (*against, *notes))]
@@ -155,9 +166,10 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     last_words = complaint or event.last_words
     kind = meaning(complaint).kind if complaint else event.kind
     said = f"{excerpt(last_words, 200)}; then " if last_words else ""
+    error = "".join((said, event.text, *behind[:1]))
     return Finding(
         ranks, nodes, failures=first.failures, kind=kind, frame=event.frame,
-        sentence="{who}: {error}", words={"who": name, "error": f"{said}{event.text}"},
+        sentence="{who}: {error}", words={"who": name, "error": error},
         suspects=suspects + [_suspect(job, group, notes) for group in groups[1:4]],
     )  # fmt: skip
 

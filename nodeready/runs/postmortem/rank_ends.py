@@ -23,6 +23,7 @@ from nodeready.runs.postmortem.evidence import RankFailure, reporter_of
 from nodeready.runs.postmortem.findings import (
     ENDED_BY,
     ERROR,
+    XID,
     Finding,
     last_lines,
     launcher_words,
@@ -37,8 +38,6 @@ from nodeready.runs.postmortem.findings import (
 from nodeready.runs.postmortem.own_errors import WENT_ON, first_error
 from nodeready.runs.postmortem.rank_failures import JobFailures, is_after, precedes, ranks_in
 
-#: The Xid in a line of the kernel.
-XID = re.compile(r"NVRM: Xid \([^)]*\): (\d{1,5})\b")
 #: The Xid of a process that has ended.
 _CLEANUP = "45"
 #: Word of Slurm -> why it ended a job.

@@ -53,13 +53,13 @@ def survived(job: JobFailures) -> Finding | None:
         if not (f.event.steps_on or f.event.handled) and (f.file < 0 or f.file in job.last_files)
         and not (has_end and _is_stopped(f)) and not f.is_by(again)
     ]  # fmt: skip
-    is_ended = bool(ends_alone or job.evidence.kernel)
-    is_ended = is_ended or any(step.code or step.signal for step in job.evidence.steps)
+    has_failed = any(step.code or step.signal for step in job.evidence.steps)
+    is_ended = bool(ends_alone or job.evidence.kernel or has_failed)
     closed = _closed(job, failures, ends, is_ended=is_ended)
     # A log with nothing but warnings is judged by them; what the kernel killed beside a job that
     # has ended well was not of it.
     judged = bad or failures
-    is_beside = has_end or (not failures and _steps_after_faults(job))
+    is_beside = has_end or not (failures or has_failed or not _went_on(job))
     is_beside = is_beside and bool(job.evidence.kernel) and not job.silent_ranks()
     # A worker that is started again and again does not come.
     is_rare = len([f for f in bad if f.event.has_phrase("restarts")]) < _RESTARTS_IN_VAIN
@@ -174,13 +174,15 @@ def _is_hidden(job: JobFailures, failure: RankFailure) -> bool:
     return failure.event.is_last and not facts.program_finished > failure.event.line
 
 
-def _steps_after_faults(job: JobFailures) -> bool:
-    """Whether each log with steps ends with one, long after the last fault of a kernel."""
+def _went_on(job: JobFailures) -> bool:
+    """Whether each log ends with words of a rank that has ended well, or each log with steps ends
+    with one, long after the last fault of a kernel.
+    """
+    streams = [s for file in job.evidence.files for s in file.failures.streams]
+    if streams and all(PHRASES["rank-done"].search(s.last) for s in streams):
+        return True
     last_s = max((f.time_s for f in job.evidence.kernel if f.time_s is not None), default=math.inf)
-    streams = [
-        s for file in job.evidence.files for s in file.failures.streams
-        if PHRASES["step"].search(s.last)
-    ]  # fmt: skip
+    streams = [s for s in streams if PHRASES["step"].search(s.last)]
     ends = [s.last_s for s in streams if s.last_s is not None]
     return bool(ends) and len(ends) == len(streams) and min(ends) > last_s + _AFTER_FAULT_S
 

@@ -212,3 +212,21 @@ def test_records_beside_the_logs(tmp_path, case):
 NEW_YEAR_S = 1767225600
 SILENT = "2025-12-31 23:59:40,100 pid 3178 step 4\n"
 LOST_AT_NEW_YEAR = f"2025-12-31 23:59:48,100 pid 3001 step 4\n{LOST.splitlines()[1]}\n"
+
+
+BOOT_KILL = "[811.4] Memory cgroup out of memory: Killed process 77 (eval.py) total-vm:9kB\n"
+CUDA = RAISED.replace("KeyError: 'a'", "RuntimeError: CUDA error: unspecified launch failure")
+XID = "2026-03-01T12:{}:09,000000+00:00 NVRM: Xid (PCI:0000:03:00): {}, pid=7, name=a, x\n"
+
+
+@pytest.mark.parametrize(("log", "other", "kernel", "text"), [
+    pytest.param("rank=0 finished ok", "rank=1 done", BOOT_KILL, "no failure: ", id="all ended"),
+    pytest.param("rank=0 finished ok", "step 7", BOOT_KILL, "Killed process 77", id="one did not"),
+    pytest.param(CUDA, "step 7", XID.format("00", 79), "Xid (PCI:0000:03:00): 79", id="Xid"),
+    pytest.param(CUDA, "step 7", XID.format("20", 79), "launch failure\n", id="Xid of later"),
+    pytest.param(CUDA, "step 7", XID.format("00", 13), "launch failure\n", id="Xid of a program"),
+])  # fmt: skip
+def test_what_a_kernel_says_beside_the_ends_of_ranks(tmp_path, log, other, kernel, text):
+    logs = {"rank0.log": f"step 3\n{log}\n", "rank1.log": f"step 3\n{other}\n"}
+    _write(tmp_path, {**logs, "n1.kernel.txt": kernel})
+    assert text in f"{_document(tmp_path).cause.text}\n"
