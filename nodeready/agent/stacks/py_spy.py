@@ -191,7 +191,7 @@ def parse(text: str, pid: int) -> Dump:
         spawned=_count(rows[main]["frames"], "_wrap", "i"),
         spawns=_count(rows[main]["frames"], "start_processes", "nprocs"),
         lock_file=_lock_file(rows[main]["frames"]),
-        numbers=dict(_numbers(rows[main]["frames"])),
+        numbers=_numbers(rows[main]["frames"]),
     )
 
 
@@ -219,16 +219,23 @@ def _number(value: Any) -> int:
 _SPAWN = "torch/multiprocessing/spawn.py"
 
 
+def _variables(
+    frames: Sequence[Any], maximum: int | None = None
+) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Call, name and value of the variables of these calls, at most so many of each call."""
+    for frame in frames:
+        rows = frame.get("locals")
+        rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        for row in rows[:maximum]:
+            yield frame, str(row.get("name")), str(row.get("repr"))
+
+
 def _count(frames: Sequence[Any], function: str, name: str) -> int:
     """A small number of a call in torch/multiprocessing/spawn.py; -1: no such call or variable."""
-    for frame in frames[-KEPT_FRAMES:]:
-        variables = frame.get("locals")
-        is_call = frame["name"] == function and isinstance(variables, list)
+    for frame, variable, value in _variables(frames[-KEPT_FRAMES:]):
+        is_call = frame["name"] == function and variable == name
         if is_call and str(frame.get("short_filename")).endswith(_SPAWN):
-            for row in variables:
-                if isinstance(row, dict) and row.get("name") == name:
-                    value = str(row.get("repr"))
-                    return int(value) if re.fullmatch(r"[0-9]{1,5}", value) else -1
+            return int(value) if re.fullmatch(r"[0-9]{1,5}", value) else -1
     return -1
 
 
@@ -239,24 +246,25 @@ _LOCK_NAME = re.compile(r"(.*/)?([^/]*[^a-zA-Z/])?lock([^a-zA-Z/][^/]*)?")
 
 def _lock_file(frames: Sequence[Any]) -> str:
     """The path of a lock file among the variables of the innermost calls; "": none."""
-    for rows in [frame.get("locals") for frame in frames[:_LOCAL_FRAMES]]:
-        for row in rows if isinstance(rows, list) else ():
-            name, text = (str(isinstance(row, dict) and row.get(key)) for key in ("name", "repr"))
-            # torch/utils/cpp_extension.py has its lock file in this directory.
-            path = text[1:-1] + "/lock" * (name == "build_directory")
-            is_text = text[:1] in ("'", '"') and "\\" not in text and "..." not in text
-            if is_text and (_LOCK_NAME.fullmatch(path) or _LOCK_VARIABLE.fullmatch(name)):
-                return path
+    for _, name, text in _variables(frames[:_LOCAL_FRAMES]):
+        # torch/utils/cpp_extension.py has its lock file in this directory.
+        path = text[1:-1] + "/lock" * (name == "build_directory")
+        is_text = text[:1] in ("'", '"') and "\\" not in text and "..." not in text
+        if is_text and (_LOCK_NAME.fullmatch(path) or _LOCK_VARIABLE.fullmatch(name)):
+            return path
     return ""
 
 
-def _numbers(frames: Sequence[Any]) -> Iterator[tuple[str, int]]:
-    for frame in frames[:_NUMBER_FRAMES]:
-        rows = frame.get("locals")
-        for row in rows[:_LOCAL_NAMES] if isinstance(rows, list) else ():
-            value = str(isinstance(row, dict) and row.get("repr"))
-            if re.fullmatch(r"-?[0-9]{1,18}", value):
-                yield f"{str(frame.get('name'))[:_LOCAL_TEXT]}: {row.get('name')}", int(value)
+def _place(frame: dict[str, Any], name: str) -> str:
+    return f"{str(frame.get('name'))[:_LOCAL_TEXT]}: {name[:_LOCAL_TEXT]}"
+
+
+def _numbers(frames: Sequence[Any]) -> dict[str, int]:
+    return {
+        _place(frame, name): int(value)
+        for frame, name, value in _variables(frames[:_NUMBER_FRAMES], _LOCAL_NAMES)
+        if re.fullmatch(r"-?[0-9]{1,18}", value) and redact(name, value) == value
+    }
 
 
 def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
@@ -264,14 +272,13 @@ def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
     with_locals = [frame for frame in frames if isinstance(frame, dict) and frame.get("locals")]
     user_frames = [row for row in with_locals if not _LIBRARY.search(str(row.get("filename")))]
     variables = []
-    for frame in (user_frames or with_locals)[:_LOCAL_FRAMES]:
-        rows = frame["locals"] if isinstance(frame["locals"], list) else []
-        for row in [row for row in rows if isinstance(row, dict)][:_LOCAL_NAMES]:
-            name, value = str(row.get("name"))[:_LOCAL_TEXT], str(row.get("repr"))[:_MAX_WORD]
-            # An address differs between processes.
-            value = redact(name, re.sub(r" at 0x[0-9a-fA-F]+", "", value))
-            text = value if len(value) <= _LOCAL_TEXT else value[: _LOCAL_TEXT - 3] + "..."
-            variables.append(f"{str(frame.get('name'))[:_LOCAL_TEXT]}: {name} = {text}")
+    innermost = (user_frames or with_locals)[:_LOCAL_FRAMES]
+    for frame, name, value in _variables(innermost, _LOCAL_NAMES):
+        # An address differs between processes.
+        plain = re.sub(r" at 0x[0-9a-fA-F]+", "", value[:_MAX_WORD])
+        text = redact(name[:_LOCAL_TEXT], plain)
+        text = text if len(text) <= _LOCAL_TEXT else text[: _LOCAL_TEXT - 3] + "..."
+        variables.append(f"{_place(frame, name)} = {text}")
     return tuple(variables)
 
 

@@ -154,9 +154,9 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     is_late = event.kind == "gpu" and event.has_phrase("reported-late")
     time_s = first.first.time_s if is_late else None
     behind = [
-        f"; {line}" for fault in xids for line in kernel_lines([fault])
-        if None not in (time_s, fault.time_s) and not is_of_program(fault)
-        and abs(fault.time_s - time_s) <= _SAME_FAULT_S  # type: ignore[operator]
+        fault for fault in xids
+        if time_s is not None and fault.time_s is not None and not is_of_program(fault)
+        and abs(fault.time_s - time_s) <= _SAME_FAULT_S
     ]  # fmt: skip
     if is_late:
         text = "CUDA reports errors late: the frame may be wrong; {} shows the call"
@@ -166,7 +166,7 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     last_words = complaint or event.last_words
     kind = meaning(complaint).kind if complaint else event.kind
     said = f"{excerpt(last_words, 200)}; then " if last_words else ""
-    error = "".join((said, event.text, *behind[:1]))
+    error = "; ".join((f"{said}{event.text}", *kernel_lines(behind)[:1]))
     return Finding(
         ranks, nodes, failures=first.failures, kind=kind, frame=event.frame,
         sentence="{who}: {error}", words={"who": name, "error": error},

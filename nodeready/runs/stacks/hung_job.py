@@ -66,6 +66,9 @@ class HungJob:
         ]
         self.gone = [at for at, group in enumerate(groups)
                      if group.kind in ("missing", "dead") or at in self.silent]  # fmt: skip
+        #: What moving groups, or what they have started, did between the samples.
+        self.work = {at: group.work for at, group in enumerate(groups)
+                     if group.verdict == "progressing" and group.work}  # fmt: skip
         self.ends = {at: end for at in self.gone if (end := self._end_of(at))}
         self.suspects = [at for at in self.of_role("suspect") if at not in self.gone]
         #: Groups that, by the recorder, have called the awaited collective.

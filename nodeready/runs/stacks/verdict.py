@@ -62,7 +62,7 @@ def moves(job: HungJob) -> HangFinding | None:
     """Most ranks have moved between the samples."""
     moving = sum(group.processes for group in job.groups if group.verdict == "progressing")
     doubt = "; the others may wait for them: look again with a longer --interval"
-    work = next((f": {group.work}" for group in job.groups if group.work), "")
+    work = next((f": {text}" for text in job.work.values()), "")
     words = {"moving": f"{moving} of {job.total}", "work": work}
     words["doubt"] = doubt if moving < job.total else ""
     return HangFinding(words) if 2 * moving > job.total else None
@@ -175,9 +175,7 @@ def gone(job: HungJob) -> HangFinding | None:
 
 def works(job: HungJob) -> HangFinding | None:
     """A rank works, or its descendants or its GPU, and no other rank keeps its peers waiting."""
-    work = {at: group.work for at, group in enumerate(job.groups)
-            if group.verdict == "progressing" and group.work}  # fmt: skip
-    busy = _busy_gpus(job)
+    work, busy = dict(job.work), _busy_gpus(job)
     for at in {*job.suspects}.difference(work):
         ranks, is_awake = {*job.groups[at].ranks}, job.groups[at].verdict == "spinning"
         if ranks and ranks <= busy:
