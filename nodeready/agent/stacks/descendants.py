@@ -34,7 +34,7 @@ from nodeready.agent.stacks.ranks import (
 )
 from nodeready.agent.stacks.system_calls import CallCount
 from nodeready.agent.witnesses import logs
-from nodeready.agent.witnesses.progress import LOOP_COUNTS
+from nodeready.agent.witnesses.progress import LOOP_CHANGES
 
 # --- One process that is probed: its facts and dumps, and whether py-spy may read it now.
 
@@ -360,8 +360,7 @@ def set_work(
     first, last = (target.dumps[at].numbers if target.dumps else {} for at in (0, -1))
     changed = [name for name, value in last.items() if first.get(name, value) != value]
     if changed and not target.work:
-        name = next((name for name in changed if last[name] > first[name]), changed[0])
-        target.work = f"{LOOP_COUNTS}{name} = {first[name]}, then {last[name]}"
+        target.work = LOOP_CHANGES + changed[0]
 
 
 def _io_looks(pid: int) -> tuple[str, str]:

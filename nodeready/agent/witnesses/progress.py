@@ -12,8 +12,9 @@ from nodeready.agent.witnesses import logs
 #: Bytes at the end of a log that are read: in more of them the counts of an earlier epoch stand.
 _TAIL_BYTES = 1 << 10
 _MAX_FILES = 4  # maximum files that are read beside the output
-#: Beginnings of the sentences about a log, and about a variable: a loop without an end may count.
-LOG_COUNTS, LOOP_COUNTS = "its log counts: ", "its loop counts: "
+#: Beginnings of the sentences about a log, and about a variable, whose values are not shown: they
+#: are read while the loop changes them, and may be wrong.
+LOG_COUNTS, LOOP_CHANGES = "its log counts: ", "its loop changes "
 _ROWS = {key: (re.compile(row["pattern"], re.I), row["counter"])
          for key, row in knowledge.rows("progress").items()}  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from nodeready.agent.stacks.links import DESCENDANTS, WHOLE_PROCESS
 from nodeready.agent.stacks.processes import FROZEN
 from nodeready.agent.stacks.waits import OWN_LOCK
-from nodeready.agent.witnesses.progress import LOG_COUNTS, LOOP_COUNTS
+from nodeready.agent.witnesses.progress import LOG_COUNTS, LOOP_CHANGES
 from nodeready.runs.stacks import hints
 from nodeready.runs.stacks.document import Frame
 from nodeready.runs.stacks.trace import StackSample, Trace, TracedProcess
@@ -379,7 +379,7 @@ def classify(
     if state == "t" or process.tracer:
         reason = "another process traces it: a debugger, strace"
         return Classification("traced", None, reason, stack, used)
-    verdict, wakeups, is_loop = None, None, process.work.startswith(LOOP_COUNTS)
+    verdict, wakeups, is_loop = None, None, process.work.startswith(LOOP_CHANGES)
     work = "" if is_loop else process.work
     seconds = interval_s * (len(process.cpu_s) - 1)
     if len(mains) > 1:
@@ -416,7 +416,7 @@ def classify(
     if stack is None:
         reason = _no_stack(process)
         return Classification("dead" if reason == _GONE else "no-data", None, reason, None, used)
-    # A loop without an end may count, too.
+    # A loop without an end may change a variable, too.
     work = process.work if is_loop and verdict == "spinning" else work
     return Classification("stack", verdict, "", stack, used, wakeups, thread, work)
 

@@ -276,3 +276,9 @@ def test_an_answer_there_and_back_and_what_is_none(data, why, monkeypatch):
     for text, known in {**texts, f"N trace {base64.b64encode(data).decode()}": why}.items():
         with pytest.raises(ProbeError, match=known):
             answer.unpack(text, "N")
+
+
+def test_the_whole_numbers_among_the_variables():
+    rows = [local("pos", "-260"), local("s", '"7"'), local("x", "0.5")]
+    frames = [frame("build", locals=rows), frame("main", locals=[local("pos", "7")])]
+    assert read(thread("MainThread", *frames)).numbers == {"build: pos": -260, "main: pos": 7}
