@@ -79,16 +79,18 @@ def node(
     *printed: str,
     routes: tuple[str, ...] = (),
     own: tuple[str, ...] = (),
+    variables: str = "",
 ) -> Nics:
     """The observation of a node with these interfaces, routes (see `route`) and addresses."""
     outputs = {
         "nics": Output(text({"lo": LO, **interfaces}, printed), 0),
         "nic_routes": Output(proc(tuple(map(route, routes)), own), 0),
+        "job_variables": Output(variables, 0),
     }
     return nics.parse(outputs, POLICY)
 
 
-def gpu_node(changed: dict[str, dict[str, object]] | None = None) -> Nics:
+def gpu_node(changed: dict[str, dict[str, object]] | None = None, variables: str = "") -> Nics:
     """Two bonded ports to the nodes, one InfiniBand port, an unused one, and the usual company."""
     interfaces = {
         "eth0": SLAVE, "eth1": SLAVE, "bond0": BOND, "ib0": {**PORT, "type": 32, "mtu": 2044},
@@ -102,6 +104,7 @@ def gpu_node(changed: dict[str, dict[str, object]] | None = None) -> Nics:
         routes=("0.0.0.0/0 bond0", "10.1.0.0/16 bond0", "10.9.0.0/16 ib0",
                 "172.17.0.0/16 docker0", "169.254.0.0/16 usb0"),
         own=("10.1.0.7", "10.9.0.7", "172.17.0.1", "169.254.3.1", "10.1.0.7"),
+        variables=variables,
     )  # fmt: skip
 
 

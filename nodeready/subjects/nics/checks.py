@@ -15,7 +15,16 @@ from nodeready.core.settings import rows
 from nodeready.core.severity import CABLES, Cost, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
 from nodeready.subjects.hardware_log import faults_check
-from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, derived, learned
+from nodeready.subjects.nics.facts import (
+    ENVIRONMENT,
+    NCCL_CONF,
+    PROBE,
+    Nics,
+    compared,
+    counters,
+    derived,
+    learned,
+)
 from nodeready.subjects.nics.nic import NET, Bond, Nic
 
 # --- Since the last audit: lost links and broken packets.
@@ -448,6 +457,42 @@ def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return bond.ok(join_names(bond.name for bond in bonds))
 
 
+@check("nics.variables", loses_job("configure"), expects="each names an interface that works",
+       fix="mend or remove VARIABLE in FILE; nodeready env prints the right ones")  # fmt: skip
+def variables(observed: Nics, policy: Policy) -> Result:
+    """The variables that /etc/environment and /etc/nccl.conf set for every job fit this node.
+
+    A file that was copied from another model of node names an interface that is not here, is down
+    or has no address, and every job with ranks on several nodes fails or hangs on this node alone.
+    The rules are those of a job's environment (docs/env.md) that make it fail.
+    """
+    if not observed.variables:
+        return variables.na("no variable of NCCL, Gloo or Open MPI in the node's files")
+    # Few nodes need these rules.
+    from nodeready.subjects.environment_rules import RankEnvironment, judge
+    from nodeready.subjects.environment_table import EnvironmentFacts, NodeInterface
+
+    file_of = {name: path for path, pairs in observed.variables.items() for name in pairs}
+    of_job: dict[str, str] = {}
+    for path in (NCCL_CONF, ENVIRONMENT):
+        of_job |= observed.variables.get(path, {})
+    # Of a job on several nodes. The devices of NCCL_IB_HCA are another subject's.
+    of_job |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "NCCL_IB_HCA": ""}
+    interfaces = tuple(
+        NodeInterface(n, nic.operstate or "", ("127.0.0.1/8",) if n == "lo" else nic.addresses)
+        for n, nic in observed.interfaces.items()
+    )
+    facts = {"node": EnvironmentFacts(interfaces=interfaces)}
+    findings = judge([RankEnvironment("node", of_job)], facts, nccl=None)
+    if wrong := [finding for finding in findings if finding.weight > 1]:
+        source, text = file_of[wrong[0].variable], join_first(finding.text for finding in wrong)
+        fix = (
+            f"mend or remove {wrong[0].variable} in {source}; nodeready env prints the right ones"
+        )
+        return variables.fail(text, source, fix)
+    return variables.ok(join_names(sorted(file_of)))
+
+
 kernel_faults = faults_check("nics.kernel_faults", "a network adapter")
 
 _ELEMENTS = {
@@ -457,7 +502,8 @@ _ELEMENTS = {
 SUBJECT = result.Subject(
     "nics", __doc__,
     checks=(
-        expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors, kernel_faults,
+        expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors, variables,
+        kernel_faults,
     ),
     probe=PROBE, compared=compared, derived=derived, learned=learned, counters=counters,
     kinds=result.FactKinds(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from nodeready.core import base, shell
@@ -85,6 +85,8 @@ class Nics:
     routes_cut: bool  # there are more routes than were read
     default_interface: str | None  # the interface of the default route
     kernel_log: HardwareLog = HardwareLog()  # faults of adapters
+    # file -> the variables of NCCL, Gloo and Open MPI that it sets for every job
+    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def configured(self, fleet: FleetFacts = ALONE, also: Iterable[str] = ()) -> dict[str, Nic]:
         """The interfaces in use on this node, which must work:
@@ -178,10 +180,28 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
         routes_cut=table.truncated,
         default_interface=nic.default_interface(all_routes),
         kernel_log=kernel_log.hardware(outputs, "nics"),
+        variables=_variables(outputs[_VARIABLES.name]),
     )
 
 
-PROBE = Probe("nics", (Section("nics", _script), nic.SECTION, kernel_log.SECTION), parse)
+# --- The variables that the node sets for every job: NCCL reads its file (initEnv of its
+# src/misc/param.cc), pam_env the other one. The environment outranks NCCL's file.
+
+ENVIRONMENT, NCCL_CONF = "/etc/environment", "/etc/nccl.conf"
+_VARIABLES = Section("job_variables", lambda policy: f"nr_lines set {ENVIRONMENT} {NCCL_CONF}")
+_VARIABLE = re.compile(
+    r"\s*(?:export\s+)?((?:NCCL|GLOO|TP|OMPI_MCA)_\w{1,60})=[\"']?([^\"'\s]{1,200})"
+)
+
+
+def _variables(output: Output) -> dict[str, dict[str, str]]:
+    matches = ((line.path, _VARIABLE.match(line.text)) for line in output.lines())
+    by_path = base.grouped((path, (match[1], match[2])) for path, match in matches if match)
+    return {path: dict(pairs) for path, pairs in by_path.items()}
+
+
+_SECTIONS = (Section("nics", _script), nic.SECTION, kernel_log.SECTION, _VARIABLES)
+PROBE = Probe("nics", _SECTIONS, parse)
 
 # --- The interface to peers.
 

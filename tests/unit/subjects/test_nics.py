@@ -78,6 +78,30 @@ def test_a_good_node():
     assert json.loads(json.dumps(shown))["nccl_socket_ifname"] == "bond0"
 
 
+@pytest.mark.parametrize(
+    ("lines", "status", "words"),
+    [
+        ("/etc/nccl.conf:1:NCCL_SOCKET_IFNAME=bond0", "ok", "NCCL_SOCKET_IFNAME"),
+        ("/etc/nccl.conf:1:NCCL_SOCKET_IFNAME=ib1", "fail",
+         "NCCL_SOCKET_IFNAME=ib1 names no interface of the node"),
+        ("/etc/nccl.conf:1:NCCL_SOCKET_IFNAME=eno4", "fail", "names an interface that is down"),
+        # A list that only excludes takes lo, too.
+        ("/etc/nccl.conf:1:NCCL_SOCKET_IFNAME=^docker,bond,ib,e,usb", "fail",
+         "leads to the node itself"),
+        # The environment outranks NCCL's file; pam_env takes export and quotes.
+        ('/etc/environment:2:export NCCL_SOCKET_IFNAME="bond0"\n'
+         "/etc/nccl.conf:1:NCCL_SOCKET_IFNAME=ib1", "ok", ""),
+        ("/etc/environment:1:GLOO_SOCKET_IFNAME=eth9", "fail", "GLOO_SOCKET_IFNAME=eth9"),
+        ("/etc/environment:1:GLOO_SOCKET_IFNAME=bond0\n/etc/environment:2:PATH=/bin", "ok", ""),
+        # Slow is a choice of the site; the devices are another subject's.
+        ("/etc/nccl.conf:1:NCCL_IB_DISABLE=1\n/etc/nccl.conf:2:NCCL_IB_HCA=mlx9_0", "ok", ""),
+    ],
+)  # fmt: skip
+def test_the_variables_of_a_node_name_its_interfaces(lines, status, words):
+    result = judged(gpu_node(variables=lines))["variables"]
+    assert (result[0], words in result[1]) == (status, True), result
+
+
 def test_a_node_without_network():
     observed = node({})
     assert {status for status, _ in judged(observed).values()} == {"na"}
