@@ -34,6 +34,8 @@ class _HardwareRow:
     least: int
     within_s: int
     returns_at: int
+    returns_after_s: int
+    lost: bool
     fails_at: int | None
     past_at_boot: bool
 
@@ -43,13 +45,17 @@ ROWS = {
         re.compile(row["pattern"]), row["subject"], row["words"], row["status"], row["fix"],
         re.compile(row["cured"]) if "cured" in row else None,
         row.get("fades", False), row.get("least", 0), row.get("within_s", _DAY_S),
-        row.get("returns_at", 0), row.get("fails_at"), row.get("past_at_boot", False),
+        row.get("returns_at", 0), row.get("returns_after_s", 0), row.get("lost", False),
+        row.get("fails_at"), row.get("past_at_boot", False),
     )
     for key, row in knowledge.rows("kernel_lines").items() if "subject" in row
 }  # fmt: skip
 
-#: What the node's awk looks for.
-WORDS = "|".join(dict.fromkeys(row.words for row in ROWS.values()))
+#: What the node's awk looks for, for each subject: mawk reads at most 8190 bytes of a pattern.
+WORDS = tuple(
+    "|".join(dict.fromkeys(row.words for row in ROWS.values() if row.subject == subject))
+    for subject in dict.fromkeys(row.subject for row in ROWS.values())
+)
 #: Seconds after the boot in which a record of the time before is read.
 _BOOT_S = 5
 _TEXT = 160
@@ -90,11 +96,16 @@ def _device(match: re.Match[str]) -> str:
     return match.groupdict().get("device") or ""
 
 
+def _seconds(lines: list[KernelLines]) -> int:
+    """From the first to the last of these lines."""
+    stamps = [s for line in lines for s in (line.first_s, line.last_s) if s is not None]
+    return max(stamps, default=0) - min(stamps, default=0)
+
+
 def _come_often(row: _HardwareRow, lines: list[KernelLines], least: int) -> bool:
     """Whether so many messages come within the row's time, or ten times as many came at all."""
     count = sum(line.count for line in lines)
-    stamps = [s for line in lines for s in (line.first_s, line.last_s) if s is not None]
-    seconds = max(stamps, default=0) - min(stamps, default=0)
+    seconds = _seconds(lines)
     at_rate = count * row.within_s / max(seconds, row.within_s)
     return at_rate >= least or count >= 10 * least
 
@@ -125,7 +136,10 @@ def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list
             ]
             standing = recent if row.fades else device_lines
             standing = [line for line in standing if line.last > cures.get(device, 0)]
-            if row.returns_at and _come_often(row, recent, row.returns_at):
+            if row.lost and device not in cures:
+                continue
+            comes_back = row.returns_at and _seconds(recent) >= row.returns_after_s
+            if comes_back and _come_often(row, recent, row.returns_at):
                 standing = recent
             if standing and _come_often(row, standing, row.least):
                 count = sum(line.count for line in standing)

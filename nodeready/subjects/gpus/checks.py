@@ -135,7 +135,9 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
         return kernel_faults.unknown(log.state_text)
     source = f"{log.name} ({log.detail})"
     # Screens, a processor's own graphics, and GPUs of guests.
-    judged = {gpu.address for gpu in findings.expected_gpus(observed)}
+    expected = findings.expected_gpus(observed)
+    vendors = {gpu.vendor for gpu in expected} | {gpu.vendor for gpu in observed.gpus}
+    judged = {gpu.address for gpu in expected}
     judged |= {gpu.pci_address for gpu in observed.gpus}
     unjudged = {gpu.address for gpu in observed.pci} - judged
     faults = [
@@ -143,6 +145,7 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
         for fault in observed.kernel_faults
         if not (fault.source == "xid" and fault.code in policy.xid_ignore)
         and fault.pci_address not in unjudged
+        and not (fault.source == "amdgpu" and "amd" not in vendors)
     ]
     node_faults = [
         fault

@@ -64,6 +64,7 @@ _BETWEEN = r"\[(drm|ttm|amdttm|amdkcl|gpu_sched|ib_|iw_cm|rdma_|mlx_compat|nvidi
 # A multiple of 65535 errors is no count: a device that sleeps or is gone has all ones in each
 # register (amdgpu's UMC of Radeon boards: 1048560 for 16 channels).
 _DEVICES = rf"^[A-Za-z0-9_-]+ {_ADDRESS}|^[{{][0-9]+[}}]\[Hardware Error\]"
+_HARDWARE = " || ".join(f"line ~ /{words}/" for words in hardware_log.WORDS)
 _SCAN = rf"""
 function bare(line) {{
     while (match(line, /{_STAMP}/)) line = substr(line, RLENGTH + 1)
@@ -71,7 +72,7 @@ function bare(line) {{
     while (match(line, /{_STAMP}/)) line = substr(line, RLENGTH + 1)
     return line
 }}
-function is_hardware(line) {{ return line ~ /{hardware_log.WORDS}/ }}
+function is_hardware(line) {{ return {_HARDWARE} }}
 function named(text,  all) {{
     while (match(text, /{_ADDRESS}/)) {{
         all = all substr(text, RSTART, RLENGTH) " "
@@ -133,6 +134,7 @@ function read_line(  text, inside, key, size) {{
         }}
     }}
     if (!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible|Nvlink Core/ &&
+        !/nvidia-modeset: ERR|ooted with .*nomodeset|; giving up/ &&
         !/recover .no error|qcm fence|The cp might|message .*ret is|callbacks suppressed/ &&
         !/[.]this_module|Lockdown: |Loading of .*rejected/ &&
         !/\[Hardware Error\]: .*(severity|device_id|section_type): / &&
@@ -149,6 +151,8 @@ function read_line(  text, inside, key, size) {{
             record_of = text
         }} else if (grave != "" && text ~ /section_type: memory error/)
             keep("memory " grave, record_of)
+        else if (grave != "" && text ~ /section_type: .*processor error/)
+            keep("processor " grave, text)
         else if (grave == "" && text ~ /section_type: PCIe error/)
             keep("corrected", text)
         else if (grave != "" && text ~ /device_id: / && match(text, /{_ADDRESS}/)) {{
@@ -164,6 +168,15 @@ function read_line(  text, inside, key, size) {{
     # A module without a signature: which one is said nowhere.
     if (text ~ /^(Lockdown: .*(unsigned )?module |Loading of .*module.* is rej)/) {{
         keep("refused", "nvidia driver: refused: " text)
+        return
+    }}
+    if (text ~ /^Booted with .*nomodeset|^You have booted with nomodeset/) {{
+        keep("refused nomodeset", "amdgpu driver: off: " text)
+        return
+    }}
+    # What the kernel does not print, to print less, are errors of the device before.
+    if (match(text, /^aer_[a-z_]+: [0-9]+ callbacks/)) {{
+        if (bus in count) keep(bus, "", substr(text, index(text, " ")) + 0)
         return
     }}
     # A load begins with this line; its driver takes the devices before it names itself.
@@ -218,6 +231,7 @@ function read_line(  text, inside, key, size) {{
         else if (text ~ /: soft lockup - CPU/) stack = "stuck processor"
         traced = lines
         size = text ~ /^EDAC / && match(text, /[0-9]+ CE /) ? substr(text, RSTART) + 0 : 1
+        if (text ~ /severity=Correct/) bus = key
         if (!(key in count) && hardware++ >= 150) more++
         else keep(key, text, size)
     }}
@@ -225,7 +239,7 @@ function read_line(  text, inside, key, size) {{
 # Returns whether the log was read. lines: those with a text
 function scan(command,  program, status, key, up, i) {{
     lines = begins = kinds = more = hardware = starts = loaded = seen = driven = fatal = 0
-    record = lead = users = grave = said = stack = ""
+    record = lead = users = grave = said = stack = bus = ""
     split("", count); split("", recovered); split("", ring); split("", begun)
     while ((command | getline) > 0) read_line()
     status = close(command)
@@ -246,7 +260,7 @@ function scan(command,  program, status, key, up, i) {{
     for (i = 1; i <= kinds; i++) {{
         key = name[i]
         # It was the driver of the GPUs if none works.
-        if (key == "refused" && (driven || begins > {_COMPLETE_S})) continue
+        if (key ~ /^refused/ && (driven || begins > {_COMPLETE_S})) continue
         up = (key in begun) ? "@" begun[key] "-" ended[key] : ""
         print "fault=" count[key] " " last[key] up " " first[key]
     }}
@@ -483,6 +497,6 @@ def faults_of_gpus(faults: Iterable[KernelFault], gpus: Iterable[str]) -> tuple[
         fault
         for fault in faults
         if fault.source != "pcie"
-        or fault.text.startswith(xids.BEGINNINGS["pcie"][1:])
+        or fault.text.startswith(xids.BEGINNINGS["pcie"][:2])
         or (fault.pci_address or "")[:10] in cards
     )

@@ -104,7 +104,8 @@ RULES = tuple(
 
 #: How every message begins.
 ORIGIN = (
-    r"^(NVRM: |nvidia-nvswitch[0-9]+: |(module )?nvidia(_uvm)?( [0-9a-f]+)?:|pcieport "
+    r"^(NVRM: |nvidia-nvswitch[0-9]+: |nvidia-modeset: |(module )?nvidia(_uvm)?( [0-9a-f]+)?:"
+    r"|pcieport |(vfio-)?pci [0-9a-f]+:[0-9a-f]"
     r"|amdgpu |amdgpu: |amdkcl: |amdttm: |xgpu_|kfd( kfd)?: |\[drm"
     r"|qcm fence wait|The cp might be in an unrecov"
     r"|last message was failed ret|failed to send message [0-9a-f]+ ret)"
@@ -117,7 +118,9 @@ RECOVERED = r"GPU reset[(0-9)]* succeeded|Initialized amdgpu [0-9.]+ .*on minor"
 RING = r"Ring [^ ]+ reset succe"
 
 BEGINNINGS = {
-    "nvidia": ("NVRM: ", "nvidia ", "nvidia: ", "nvidia_uvm: ", "module nvidia"),
+    "nvidia": (
+        "NVRM: ", "nvidia ", "nvidia: ", "nvidia_uvm: ", "module nvidia", "nvidia-modeset: ",
+    ),
     "sxid": ("nvidia-nvswitch",),
     # Older kernels print some messages of amdgpu and amdkfd without the driver's name.
     "amdgpu": (
@@ -125,7 +128,7 @@ BEGINNINGS = {
         "qcm fence wait", "The cp might be in an unrecov", "last message was failed ret",
         "failed to send message ",
     ),
-    "pcie": ("pcieport ", "nvidia ", "amdgpu "),
+    "pcie": ("nvidia ", "amdgpu ", "pcieport ", "pci ", "vfio-pci "),
 }  # fmt: skip
 
 
