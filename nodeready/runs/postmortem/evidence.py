@@ -390,6 +390,10 @@ def _label(name: str) -> str:
     return name if name[:1].isdigit() else name.partition(".")[0].lower()
 
 
+#: A number with zeros in front, at the end of a name.
+_PADDED = re.compile(r"\.0\d*(?:\.\w+)?$")
+
+
 def _ranks_of_names(
     files: Sequence[JobFile],
 ) -> tuple[dict[tuple[str, str], FileRanks], bool]:
@@ -424,6 +428,9 @@ def _ranks_of_names(
         similar_names.setdefault(_DIGITS.sub("#", name), {})[key] = numbers
     is_of_nodes = False
     for shape, named in similar_names.items():
+        # A lone number may be that of a job, unless it is padded or its name says "rank".
+        if len(named) == 1 and not any(_PADDED.search(path) for _, path in named):
+            ranks |= {key: named_ranks(key[1]) for key in named}
         is_named = any(ranks[key] != _UNNAMED or _ROTATED.search(key[1]) for key in named)
         # The master of a PyTorchJob is rank 0, before its workers.
         masters = similar_names.get(_WORKER.sub("master", shape), named)

@@ -94,6 +94,7 @@ def out_of_memory(job: JobFailures) -> Finding | None:
     is_known = bool(slurm or steps or srun)
     killed = [f for f in job.reports if signal_of(f.event.code) == 9]
     workers = [f for f in job.own_errors if _KILLED_WORKER in f.event.text]
+    workers += [f for f in job.consequences if _WORKER.search(f.event.text)]
     nodes = {fault.node for fault in faults if fault.node} | nodes_in(slurm)
     ranks = ranks_in([*srun, *(f for f in slurm if f.is_by("of_pods"))])
     against = list[str]()

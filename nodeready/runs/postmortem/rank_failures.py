@@ -148,7 +148,17 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
         is_told = event.has_phrase("told-by-another")
         return event.source not in ("", "mpirun"), is_abort, is_assert, is_told, event.line
 
-    ordered = sorted(failures, key=order)
+    failures = list(failures)
+    aborts = {
+        (f.file, f.rank): f.event.line for f in reversed(failures)
+        if f.event.source == "mpirun" and f.event.has_phrase("only-ends")
+    }  # fmt: skip
+    # A crash below its own abort is of the end.
+    ordered = sorted(
+        (f for f in failures if f.rank is None or f.event.kind != "segfault"
+         or aborts.get((f.file, f.rank), f.event.line) >= f.event.line),
+        key=order,
+    )  # fmt: skip
     by_rank: dict[object, RankFailure] = {}
     texts: set[str] = set()
     told_in = {f.file for f in ordered if f.rank is None and f.event.has_phrase("reported-late")}
