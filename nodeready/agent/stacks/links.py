@@ -282,6 +282,8 @@ class _NodeEnds:
         holders = {owner.pid if owner else 0 for owner in owners}
         prefix = "may " if holders & {0, rank_pid} else ""
         peers += [f"{prefix}pid {holder}" for holder in sorted(holders - {0, rank_pid})]
+        if call.owner:
+            return peers
         sharing = (pid for pid, row in self.process_ends.items() if call.shared in row.maps)
         pids = {self.target_by_pid[pid].pid for pid in sharing} - {rank_pid}
         return peers + [f"may pid {sharing_pid}" for sharing_pid in sorted(pids)]

@@ -92,6 +92,7 @@ class WaitCall:
     sockets: tuple[tuple[str, str], ...] = ()
     # the memory of a futex(2) that is shared with other processes; "": not shared
     shared: str = ""
+    owner: int = 0  # the process of which a thread has that memory's mutex; 0: not known
     # processes that hold the lock or the awaited ends of the pipes, found by `observe`
     holders: tuple[int, ...] = ()
 
@@ -125,7 +126,7 @@ def probe_links(pid: int, verb: str, links: Sequence[tuple[int, str]]) -> list[A
             thread.add_polled(number)
         else:
             thread.add_link(link, verb)
-    return [verb, thread.objects, thread.pipes, 0, False, True, thread.sockets, ""]
+    return [verb, thread.objects, thread.pipes, 0, False, True, thread.sockets, "", 0]
 
 
 def _c_int(value: int) -> int:
@@ -145,7 +146,7 @@ class _WaitingThread:
 
     def call(self, verb: str, kind: str) -> list[Any]:
         first = _c_int(self.arguments[0])
-        child, lock, shared = 0, False, ""
+        child, lock, shared, owner = 0, False, "", 0
         timed = self._is_timed(verb, kind)
         if kind == "fd":
             verb = self._descriptor(first, verb) or verb
@@ -168,9 +169,11 @@ class _WaitingThread:
             mappings = shared_maps(contents(f"/proc/{self.pid}/maps", MAPS_BYTES)).items()
             address = self.arguments[0]
             shared = next((n for n, (low, end) in mappings if low <= address < end), "")
+            owner = self._mutex_owner(address, shared)
         elif verb == "futex" and self._is_own_lock(self.arguments[0]):
             self.objects.append(OWN_LOCK)
-        return [verb, self.objects, self.pipes, child, lock, timed, self.sockets, shared]
+        of_memory = shared, owner
+        return [verb, self.objects, self.pipes, child, lock, timed, self.sockets, *of_memory]
 
     def _is_timed(self, verb: str, kind: str) -> bool:
         """Whether the call may end by itself: a number of ms, or the address of a time."""
@@ -195,6 +198,18 @@ class _WaitingThread:
             return os.path.exists(f"/proc/{self.pid}/task/{owner}")
         is_semaphore = not value and 0 < waiters <= _MAX_WAITERS and not owner
         return is_semaphore and address % 16 == 0 and size & ~7 == _SEMAPHORE_BYTES
+
+    def _mutex_owner(self, address: int, shared: str) -> int:
+        """The process of the thread that a mutex in shared memory names as its owner, if that
+        process has the memory, too; 0: it is no such mutex, or of another PID namespace.
+        """
+        data = self._memory(address, 12)
+        value, _, owner = struct.unpack("=iii", data) if shared and len(data) == 12 else (0, 0, 0)
+        if value != _CONTENDED or owner <= 0:
+            return 0
+        group = re.search(r"^Tgid:\s(\d+)$", contents(f"/proc/{owner}/status"), re.M)
+        pid = int(group[1]) if group else 0
+        return pid if shared in shared_maps(contents(f"/proc/{pid}/maps", MAPS_BYTES)) else 0
 
     def _text(self, address: int) -> str:
         """The text in its memory that ends with a zero, at most a path's length."""
@@ -590,8 +605,8 @@ def observe(
 def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple[int, ...]:
     """The processes that hold a call's lock or awaited ends of pipes; (): not all were probed."""
     holder = lock_holder(locks, pid) if call.lock else 0
-    if holder:
-        return (holder,)
+    if holder or call.owner:
+        return (holder or call.owner,)
     if not pipe_ends.is_complete:
         return ()
     holders = [pipe_ends.pids.get((inode, end), []) for _, inode, end in call.pipes]
@@ -607,6 +622,8 @@ def phrase(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> str:
         return f"wait for child {process_title(call.child)}"
     if call.child:
         return "wait for any child"
+    if call.owner:
+        return f"mutex of shared memory, held by pid {process_title(call.owner)}"
     text, names = call.verb, object_names(pid, call, pipe_ends)
     if names:
         text += f" {_PREPOSITIONS.get(call.verb, 'of')} {names}"

@@ -32,7 +32,7 @@ _SLEEPING_ACTIVITIES = ("collective", "peer", "gpu", "backward")
 _PAIRWISE = re.compile(r"^(?:_?i?send|_?i?recv|batch_isend_irecv|(?:send|recv)_\w+)$")
 _RECEIVES = re.compile(r"^_?i?recv(?:_|$)")
 #: A wait for the lock of a file by its owner, and the hint of a wait for one rank.
-_HELD_LOCK = re.compile(r"(f?lock of .*), held by pid ")
+_HELD_LOCK = re.compile(r"(f?lock of .*|mutex of shared memory), held by pid ")
 _FOR_RANK = re.compile(r"waits for rank (\d+),")
 #: Results of the samples for active ranks.
 _ACTIVE_VERDICTS = ("unsure", "spinning", "progressing")

@@ -74,6 +74,19 @@ MUTEX = (
     "import ctypes; c = ctypes.CDLL(None); m = ctypes.create_string_buffer(64); "
     "c.pthread_mutex_lock(m)"
 )
+#: The child takes a mutex that it shares with its parent, and ends with it.
+SHARED_MUTEX = """
+import ctypes, mmap, os, time
+c, m = ctypes.CDLL(None), (ctypes.c_char * 64).from_buffer(mmap.mmap(-1, 4096))
+shared = ctypes.create_string_buffer(64)
+c.pthread_mutexattr_init(shared), c.pthread_mutexattr_setpshared(shared, 1)
+c.pthread_mutex_init(m, shared)
+ends, taken = os.pipe(), os.pipe()
+if not os.fork():
+    os.close(ends[1]), c.pthread_mutex_lock(m), os.write(taken[1], b"1"), os.read(ends[0], 1)
+else:
+    os.read(taken[0], 1), c.pthread_mutex_lock(m)
+"""
 OWN_LOCK = "futex of a lock of its own process"
 # Python 3.13 and newer keep no semaphore for each lock.
 PYTHON_LOCK = OWN_LOCK if sys.version_info < (3, 13) else "futex.*"
@@ -107,6 +120,7 @@ PHRASES = {
     "import subprocess; subprocess.run(['cat'])": r"wait for child .*\d+ \(cat\)",
     "import _thread; n = _thread.allocate_lock(); n.acquire(); n.acquire()": PYTHON_LOCK,
     f"{MUTEX}; c.pthread_mutex_lock(m)": OWN_LOCK,
+    SHARED_MUTEX: r"mutex of shared memory, held by pid \d+ \(python.*\)",
     f"{MUTEX}; c.pthread_cond_wait(ctypes.create_string_buffer(64), m)": "futex",
     # select(2) before Python 3.11, which then names nothing
     "import time; time.sleep(100)": "s.*",
