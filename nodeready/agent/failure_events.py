@@ -1021,11 +1021,9 @@ class FailureReader:
         return True
 
     def _last_words(self, stream: _RankStream, ranks: Sequence[int]) -> str:
-        """The last words of an error before ranks end: theirs, or those of a log in which they are
-        not known; "".
-        """
+        """The last words of an error before ranks end: theirs, or those of unknown ranks; ""."""
         own = [other for rank in ranks for other in self.streams_of_rank.get(rank, [])]
-        return next((words for other in own or [stream] if (words := other.last_words())), "")
+        return next((words for other in (*own, stream) if (words := other.last_words())), "")
 
     @staticmethod
     def _is_repeated(stream: _RankStream, key: str, ranks: str) -> bool:
