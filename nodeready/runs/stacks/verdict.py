@@ -300,8 +300,10 @@ def nobody_waits(job: HungJob, indexes: Sequence[int]) -> HangFinding:
     sentence, suspects = _STANDS, job.suspects_of(indexes)
     if is_one_kind and is_all and groups[1:] and not any(job.roles[at] for at in indexes):
         # Which rank comes first is chance.
-        words["count"] = str(len(groups))
-        sentence = "{count} groups, and no stack is known to wait for another rank"
+        sides = [f"{job.name([at])} in {causes.position(job.groups[at])}" for at in indexes[:2]]
+        further = f" (and {counted(len(groups) - 2, 'other group')})" if groups[2:] else ""
+        words["sides"] = ", ".join(sides) + further
+        sentence = "{sides}: no stack is known to wait for another rank"
         suspects = [] if cause.kind == "late" else suspects
         if blocked := _blocked_among_pollers(job, indexes):
             cause = causes.cause_of(job.groups[blocked[0]])
