@@ -115,10 +115,17 @@ def own_lab(lab_machine: None) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def lab(lab_machine: None) -> Iterator[Lab]:
     """Three nodes, shared by all tests of the session."""
+    with started_lab(_lab_name("lab"), 3) as lab:
+        yield lab
+
+
+@contextlib.contextmanager
+def started_lab(name: str, nodes: int, profile: str = "cpu") -> Iterator[Lab]:
+    """A lab, ended afterwards."""
     try:
-        yield Lab.up(_lab_name("lab"), nodes=3)
+        yield Lab.up(name, nodes, profile)
     finally:
-        down(_lab_name("lab"))
+        down(name)
 
 
 @pytest.fixture(scope="session")

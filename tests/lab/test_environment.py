@@ -3,7 +3,6 @@ hangs.
 """
 
 import json
-import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab import Lab, LabNode, down
+from nodeready.lab import Lab, LabNode
 from tests.cases import cases
 from tests.command import wait_for
+from tests.conftest import _lab_name, started_lab
 from tests.lab.stacks_job import PER_NODE, TRAIN, Job
 
 pytestmark = pytest.mark.nightly
@@ -31,12 +31,8 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def lab(lab_machine: None) -> Iterator[Lab]:
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    name = f"test-{worker}-{os.getpid()}-environment"
-    try:
-        yield Lab.up(name, 2, profile="h100")
-    finally:
-        down(name)
+    with started_lab(_lab_name("environment"), 2, "h100") as lab:
+        yield lab
 
 
 class WrongJob(Job):

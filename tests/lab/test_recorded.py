@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab import Lab, LabNode, down
+from nodeready.lab import LabNode
 from nodeready.subjects.gate import facts as gate
 from tests.command import wait_for
+from tests.conftest import _lab_name, started_lab
 from tests.helpers import nodeready, project
 
 pytestmark = pytest.mark.xdist_group("recorded")
@@ -29,18 +30,14 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def nodes(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LabNode]]:
-    name = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}-recorded"
     path = tmp_path_factory.mktemp("inventory") / "inventory.py"
-    try:
-        nodes = Lab.up(name, 3).nodes
-        path.write_text(f"lab = ({[n.inventory_data() for n in nodes]!r}, {SETTINGS!r})\n")
-        for node in nodes:
+    with started_lab(_lab_name("recorded"), 3) as lab:
+        path.write_text(f"lab = ({lab.inventory_data()!r}, {SETTINGS!r})\n")
+        for node in lab.nodes:
             node.run("mkdir -p /srv/nodeready /var/lib/prometheus/node-exporter")
         deployed = nodeready("deploy", path, "--yes")
         assert deployed.returncode in (0, 3), deployed
-        yield nodes
-    finally:
-        down(name)
+        yield lab.nodes
 
 
 @pytest.fixture

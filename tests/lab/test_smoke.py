@@ -19,8 +19,9 @@ import pytest
 from nodeready.agent.asking import Request
 from nodeready.fleet.transport import srun
 from nodeready.fleet.transport.allocation import running
-from nodeready.lab import Lab, LabNode, down
+from nodeready.lab import Lab, LabNode
 from tests.command import Done, Tool, ours, wait_for, written
+from tests.conftest import _lab_name, started_lab
 from tests.lab import smoke_faults
 from tests.lab.smoke_faults import PATCHES, Fault
 from tests.lab.test_proof_mesh import listening
@@ -44,12 +45,8 @@ _TORCH = Path("/usr/lib/python3/dist-packages/torch/__init__.py")
 @pytest.fixture(scope="module")
 def smoke_lab(lab_machine: None) -> Iterator[Lab]:
     """One lab for all of these tests; what one of them spoils it puts right."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    name = f"test-{worker}-{os.getpid()}-smoke"
-    try:
-        yield Lab.up(name, MANY)
-    finally:
-        down(name)
+    with started_lab(_lab_name("smoke"), MANY) as lab:
+        yield lab
 
 
 @pytest.fixture

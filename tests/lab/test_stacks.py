@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from nodeready.core.policy import Policy
-from nodeready.lab import Lab, LabNode, down
+from nodeready.lab import Lab, LabNode
 from nodeready.runs.deploy import py_spy_binary
 from tests.command import Done, ours, wait_for
-from tests.conftest import Login
+from tests.conftest import Login, _lab_name, started_lab
 from tests.lab.stacks_job import HERE, PY_SPY, TRAIN, Job
 
 QUICK = ("--interval", "0.3")
@@ -23,11 +23,8 @@ QUICK = ("--interval", "0.3")
 @pytest.fixture(scope="module")
 def job(lab_machine: None) -> Iterator[Job]:
     """Eight ranks on four nodes, shared by the tests here: each leaves it as it was."""
-    name = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}-stacks"
-    try:
-        yield Job(Lab.up(name, 4).nodes)
-    finally:
-        down(name)
+    with started_lab(_lab_name("stacks"), 4) as lab:
+        yield Job(lab.nodes)
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nodeready.lab import Lab, down
+from nodeready.lab import Lab
 from nodeready.lab.faults import FAULTS
 from nodeready.lab.profiles import PROFILES
 from nodeready.subjects.registry import SUBJECTS
 from tests.command import POLICY, Tool
-from tests.conftest import _lab_name
+from tests.conftest import _lab_name, started_lab
 
 #: What only a GPU's tool can tell: it is unknown of a device that the tool does not show.
 _UNTOLD = (
@@ -155,11 +155,8 @@ def bench(
 ) -> Iterator[Bench]:
     """Deployed nodes of the profile."""
     count = PARTNERS + max((len(names) for _, names in batches), default=0)
-    name = _lab_name("table")
-    try:
-        yield Bench(tmp_path / "home", Lab.up(name, count, profile))
-    finally:
-        down(name)
+    with started_lab(_lab_name("table"), count, profile) as lab:
+        yield Bench(tmp_path / "home", lab)
 
 
 def healthy(bench: Bench, names: list[str]) -> dict[str, dict[str, str]]:
