@@ -6,6 +6,7 @@ ours       what is left of our own on a node: processes and temporary files
 """
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -57,6 +58,20 @@ class Done:
         self.status, self.out, self.err, self.peak_kb = status, out, err, peak_kb
         self.lines = self.err.splitlines()
         assert "Traceback" not in out + err, out + err
+
+    @property
+    def document(self) -> Any:
+        """What it printed, with --format json."""
+        assert self.out, self
+        return json.loads(self.out)
+
+    @property
+    def results(self) -> dict[str, dict[str, dict[str, str]]]:
+        """Node -> check -> result, of an audit or a `ready`."""
+        nodes = self.document["nodes"]
+        return {
+            node["name"]: {result["check"]: result for result in node["results"]} for node in nodes
+        }
 
     def __repr__(self) -> str:
         return f"\nexit {self.status}\n--- stdout\n{self.out}--- stderr\n{self.err}"

@@ -1,6 +1,5 @@
 """ClusterShell as the transport, on real nodes: over ssh and through faulty gateways."""
 
-import json
 import os
 import re
 import socket
@@ -227,7 +226,7 @@ def test_without_any_gateway_a_node_is_asked_directly_or_unreachable(cluster, to
         for node in (first, second, away):
             node.resume_sshd()
     assert done.status == 4, done
-    made = json.loads(done.out)
+    made = done.document
     errors = dict.fromkeys((node["name"] for node in made["nodes"]), "")
     errors |= {gap["node"]: gap["reason"] for gap in made["gaps"]}
     refused = f"{away.address}: connection refused: is sshd running?"

@@ -76,17 +76,11 @@ def root_314(tmp_path_factory) -> Path:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     mirror = (said.stdout.split() or ["http://deb.debian.org/debian"])[0]
-    words = ["--variant=extract", "--include=python3.14-minimal,libpython3.14-stdlib,libc6"]
-    words += [
-        "--aptopt=Acquire::Check-Valid-Until false",
-        "sid",
-        str(root),
-        f"deb {mirror} sid main",
-    ]
-    if (
-        not shutil.which("mmdebstrap")
-        or subprocess.run(["mmdebstrap", *words], capture_output=True, check=False).returncode
-    ):
+    argv = ["mmdebstrap", "--variant=extract", "--aptopt=Acquire::Check-Valid-Until false"]
+    argv += ["--include=python3.14-minimal,libpython3.14-stdlib,libc6", "sid", str(root)]
+    argv += [f"deb {mirror} sid main"]
+    lacks = not shutil.which(argv[0])
+    if lacks or subprocess.run(argv, capture_output=True, check=False).returncode:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("Debian's Python 3.14 is not here")
     for name in ("bin", "lib", "lib64"):
         if not (root / name).exists():

@@ -90,7 +90,7 @@ def test_stacks_names_it_while_the_job_hangs(lab, fleet, tool, spoilt):
         if spoilt.get("torch"):
             wait_for(lambda: all("torch" in maps(job, rank) for rank in range(job.size)))
         done = tool("stacks", fleet(lab.nodes), "--interval", "0.5", "--format", "json")
-        document = json.loads(done.out)
+        document = done.document
         (witness,) = (row for row in document["witnesses"] if row["name"] == "environment")
         assert spoilt["words"] in "\n".join(row["text"] for row in witness["says"]), done
         if spoilt.get("torch"):
@@ -115,7 +115,7 @@ def test_smoke_names_it_before_the_job_starts(lab, fleet, tool, spoilt):
              for word in ("--env", f"{name}={value}")]  # fmt: skip
     done = tool("smoke", fleet(lab.nodes), "--engine", "pairs", "--gpus", "0", *words,
                 "--budget", "60", "--format", "json")  # fmt: skip
-    findings = json.loads(done.out)["environment"]
+    findings = done.document["environment"]
     texts = [f"{row['variable']}={row['value']} {row['problem']}".replace("= ", " ")
              for row in findings]  # fmt: skip
     assert spoilt["words"] in "\n".join(texts), done

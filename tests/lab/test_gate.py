@@ -9,6 +9,7 @@ from nodeready.core.policy import Policy
 from nodeready.fleet.transport import bundle
 from nodeready.subjects.gate import facts as probe
 from nodeready.subjects.gate import files as wanted
+from tests.cases import read_table
 from tests.helpers import nodeready
 
 SETTINGS = {"limit_memlock": 4096, "limit_nofile": 16384, "gate": True}
@@ -141,15 +142,7 @@ def test_where_systemd_runs_a_timer_of_its_own_starts_it(fresh_nodes, inventory)
 
 
 # What stands in the bundle's place, and: exit status of prolog and health check, is it logged.
-TOOLS = [
-    ("print('nodeready: go')", 0, False),
-    ("print('nodeready: no-go: a.b: c'); raise SystemExit(3)", 1, True),
-    ("import sys; sys.exit(0)", 0, True),
-    ("import sys; sys.exit(3)", 0, True),
-    ("\x00garbage\x00", 0, True),
-    (None, 0, True),
-    ("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)", 0, True),
-]
+TOOLS = read_table(__file__, "TOOLS")
 
 
 def test_only_an_answer_keeps_a_job_away(node, inventory):

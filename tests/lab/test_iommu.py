@@ -14,6 +14,7 @@ import pytest
 from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import iommu
+from tests.cases import read_table
 from tests.lab.looks import deploy, statuses
 
 STEPS, DONE = [iommu.args], ["iommu.args"]
@@ -71,12 +72,7 @@ def expected(node: LabNode) -> list[str]:
 
 
 #: What Debian's files say before; what our piece makes of each line, tests/unit asks.
-DIRTY = {
-    "": 'GRUB_CMDLINE_LINUX=\'dyndbg="file drivers/* +p; func f" x=* iommu=soft "y=a b"\'\n',
-    ".d/50-cloud.cfg": 'GRUB_CMDLINE_LINUX_DEFAULT="console=ttyS0 iommu=off"\n',
-    ".d/60-sh.cfg": 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX a=1 \\\n $(echo b=2)"\n',
-    ".d/zzzz.cfg": 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX c=3 iommu=nopt"\r\n',
-}
+DIRTY = read_table(__file__, "DIRTY")
 #: The arguments of others afterwards, in front of ours and behind them.
 BEFORE = ["ro", 'dyndbg="file drivers/* +p; func f"', "x=*", '"y=a b"', "a=1", "b=2", "c=3"]
 BEHIND = ["console=ttyS0"]

@@ -1,7 +1,5 @@
 """Dirty nodes: whatever their files say, a new login gets the policy's limits."""
 
-from collections.abc import Callable
-
 from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import limits as steps
@@ -11,7 +9,6 @@ from tests.lab.looks import deploy, judged, statuses
 POLICY = Policy(limit_memlock="1024", limit_nofile=4096)
 STEPS = (steps.logins, steps.services, steps.restart)
 CONF = "/etc/security/limits.conf"
-Fresh = Callable[..., list[LabNode]]
 
 
 def ulimits(node: LabNode, user: str) -> list[str]:

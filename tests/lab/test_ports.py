@@ -9,6 +9,7 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Result
 from nodeready.lab import Lab, LabNode
 from nodeready.subjects.snapshot import judge
+from tests.cases import read_table
 from tests.command import wait_for
 from tests.helpers import observe
 from tests.lab.looks import judged
@@ -131,12 +132,7 @@ def test_busyboxs_find_names_the_holder(fresh_node):
 
 
 #: What nft does -> the status, and the reason.
-BROKEN = {
-    "echo Error: no >&2; exit 1": ("unknown", "listing the rules failed: nft: Error: no"),
-    "exec sleep 600": ("unknown", "listing the rules timed out"),
-    "while :; do echo 'table inet x {'; done": ("unknown", "listing the rules timed out"),
-    "": ("na", "not known: nft is not installed; `nodeready ready` proves it (proof.mesh)"),
-}
+BROKEN = read_table(__file__, "BROKEN")
 
 
 @pytest.mark.parametrize("script", rows(BROKEN, "exec sleep 600"))

@@ -1,6 +1,5 @@
 """The active tests over nodes, with stand-ins for the tools that print what real ones print."""
 
-import json
 import signal
 from pathlib import Path
 
@@ -26,12 +25,11 @@ def put(node, dcgmi: str, rates: str) -> None:
 
 def results(done) -> dict[str, dict[str, str]]:
     return {
-        node["name"]: {
-            result["check"].partition(".")[2]: f"{result['status']}: {result['actual']}"
-            for result in node["results"]
-            if result["check"] in ("proof.diagnostic", "proof.bandwidth")
+        name: {
+            test: f"{results[f'proof.{test}']['status']}: {results[f'proof.{test}']['actual']}"
+            for test in ("diagnostic", "bandwidth")
         }
-        for node in json.loads(done.out)["nodes"]
+        for name, results in done.results.items()
     }
 
 

@@ -1,6 +1,5 @@
 """RDMA between nodes, with a stand-in for ib_write_bw that prints what a real one prints."""
 
-import json
 import signal
 from pathlib import Path
 
@@ -39,13 +38,8 @@ def put(nodes, tool: str = TOOL) -> None:
 
 
 def results(done) -> dict[str, str]:
-    assert done.out, done
-    return {
-        node["name"]: f"{result['status']}: {result['actual']}"
-        for node in json.loads(done.out)["nodes"]
-        for result in node["results"]
-        if result["check"] == "proof.rdma_bandwidth"
-    }
+    proofs = {name: found["proof.rdma_bandwidth"] for name, found in done.results.items()}
+    return {name: f"{proof['status']}: {proof['actual']}" for name, proof in proofs.items()}
 
 
 def test_a_slow_port_and_a_missing_tool_are_named_and_nothing_is_left(tool, fleet, fresh_nodes):

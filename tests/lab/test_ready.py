@@ -1,6 +1,5 @@
 """`nodeready ready` on real nodes: who is ready, why not, within its budget; and nothing stays."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,9 +48,9 @@ def test_a_healthy_node_however_odd_is_ready(fresh_nodes, fleet, tool, case):
     assert done.status == 0, done
     done = tool("ready", where, "--user", user, "--format", "json")
     bad = {
-        result["check"]: (result["status"], result["actual"])
-        for report in json.loads(done.out)["nodes"]
-        for result in report["results"]
+        check: (result["status"], result["actual"])
+        for results in done.results.values()
+        for check, result in results.items()
         if result["status"] in ("fail", "warn", "unknown")
     }
     states = case.get("states", {})
@@ -74,7 +73,7 @@ def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
     words = ("ready", where, "--user", "root", "--hostfile-out", hosts)
     done = tool(*words, "--hostfile-format", "exclude", "--format", "json")
     assert done.status == 4, done
-    made = json.loads(done.out)
+    made = done.document
     assert made["go"] == [good.name]
     assert not made["enough"]
     reasons = made["no_go"]
@@ -93,11 +92,11 @@ def test_a_collective_is_proved_where_it_is_named(fresh_nodes, fleet, tool):
     where = fleet(nodes)
     words = ("ready", where, "--user", "root", "--budget", 150, "--format", "json")
     well = tool(*words, "--only", "proof.collective")
-    assert (well.status, json.loads(well.out)["go"]) == (0, [node.name for node in nodes]), well
+    assert (well.status, well.document["go"]) == (0, [node.name for node in nodes]), well
     deaf = nodes[2]
     deaf.enter(["iptables", "-A", "OUTPUT", "-p", "tcp", "--dport", "29500:29510", "-j", "DROP"])
     done = tool(*words, "--only", "proof.collective")
-    assert (done.status, [*json.loads(done.out)["no_go"]]) == (3, [deaf.name]), done
+    assert (done.status, [*done.document["no_go"]]) == (3, [deaf.name]), done
     assert not any(ours(node) for node in nodes)
 
 
@@ -109,7 +108,7 @@ def test_what_the_budget_cuts_off_is_unknown_and_ends(prepared, tool):
     words = ("--only", "proof.attach,proof.gdb", "--budget", "10", "--format", "json")
     done = tool("ready", where, "--user", "root", *words)
     assert done.status == 4, done
-    made = json.loads(done.out)
+    made = done.document
     assert made["go"] == [good.name]
     assert [reason.partition(":")[0] for reason in made["no_go"][slow.name]] == ["proof.attach"]
     assert not ours(slow)

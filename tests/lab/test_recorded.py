@@ -57,7 +57,7 @@ def judge(node: LabNode) -> str:
 def audit(tool: Any, where: Path, place: object, **how: Any) -> tuple[Any, dict[str, Any]]:
     """(how the command ended, node -> its row)"""
     done = tool("audit", where, "--recorded", place, "--format", "json", **how)
-    shown = json.loads(done.out)
+    shown = done.document
     return done, {node["name"]: node for node in shown["nodes"]}
 
 
@@ -91,7 +91,7 @@ def test_a_directory_tells_what_the_nodes_would_and_how_old_that_is(gated, tool,
         assert text == node.read(gate.VERDICT)
         (place / f"{node.name}.json").write_text(text)
     done, rows = audit(tool, where, place)
-    asked = json.loads(tool("audit", where, "--format", "json").out)
+    asked = tool("audit", where, "--format", "json").document
     for node, row in zip(asked["nodes"][:2], list(rows.values())[:2], strict=True):
         same(row, node)
     assert done.status == 3, done

@@ -3,7 +3,6 @@
 What ssh itself does with the same words is the judge, wherever ssh can be asked.
 """
 
-import json
 import os
 import re
 import shutil
@@ -28,9 +27,8 @@ AUDIT = ("--only", "ptrace", "--format", "json")
 
 def reached(done: Done) -> dict[str, str]:
     """Each node of an audit: "" when it was reached, else why not."""
-    made = json.loads(done.out)
-    reasons = {gap["node"]: gap["reason"] for gap in made["gaps"]}
-    return {node["name"]: reasons.get(node["name"], "") for node in made["nodes"]}
+    reasons = {gap["node"]: gap["reason"] for gap in done.document["gaps"]}
+    return {node["name"]: reasons.get(node["name"], "") for node in done.document["nodes"]}
 
 
 class Logins:
@@ -294,9 +292,8 @@ def test_an_sshd_that_takes_one_session_gets_another_connection(tool, fleet, fre
     sshd(fresh_node, "MaxSessions 1\n")
     before = Logins(fresh_node)
     words = ("--user", "ml", "--only", "ptrace,proof.user,proof.mesh", "--format", "json")
-    done = tool("ready", fleet([fresh_node]), *words)
-    (node,) = json.loads(done.out)["nodes"]
-    statuses = {result["check"]: result["status"] for result in node["results"]}
+    (results,) = tool("ready", fleet([fresh_node]), *words).results.values()
+    statuses = {check: result["status"] for check, result in results.items()}
     assert statuses["proof.user"] == "ok"
     assert "unknown" not in statuses.values()
     assert 2 <= before() <= 3

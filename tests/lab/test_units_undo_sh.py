@@ -9,28 +9,13 @@ import subprocess
 import pytest
 
 from nodeready.core import shell
+from tests.cases import read_table
 from tests.lab.test_units_change_sh import SHELLS, TOOLS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="keeps files as root")
 
 #: A command of an operation, and the commands of its undo.
-COMMANDS = {
-    "systemctl mask apport.service": [
-        "systemctl unmask apport.service",
-        "systemctl enable apport.service",
-        "systemctl start apport.service",
-    ],
-    "systemctl daemon-reload": ["systemctl daemon-reload"],
-    "systemctl restart slurmd": [],
-    "setsebool -P deny_ptrace off": ["setsebool -P deny_ptrace on"],
-    "update-grub": ["update-grub"],
-    "grub2-mkconfig -o /boot/grub2/grub.cfg": ["grub2-mkconfig -o /boot/grub2/grub.cfg"],
-    "grubby --update-kernel=ALL --remove-args=iommu=soft --args='iommu=pt pci=realloc'": [
-        "grubby --update-kernel=ALL --remove-args=pci=realloc",
-        "grubby --update-kernel=ALL --remove-args=iommu=pt",
-        "grubby --update-kernel=ALL --args=iommu=soft",
-    ],
-}
+COMMANDS = read_table(__file__, "COMMANDS")
 _FAKE = """#!/bin/sh
 case "$2 $1" in
 *is-enabled) echo enabled ;;
@@ -85,7 +70,8 @@ def test_each_command_of_an_operation_has_its_undo(node, command):
     looked = node("undo", only_look=True)
     assert not node.log.exists()
     assert node("undo") == looked
-    assert (node.log.read_text().splitlines() if looked else []) == COMMANDS[command]
+    commands = node.log.read_text().splitlines() if looked else []
+    assert commands == [*COMMANDS[command]]
     assert not node.kept.exists()
 
 

@@ -101,7 +101,7 @@ def test_audit_names_what_drifted_and_deploy_repairs_only_that(nodes, where, too
     broken.enter(["sysctl", "-qw", "kernel.yama.ptrace_scope=1"])
     before = [written(node) for node in nodes]
     audit = tool("audit", where, "--format", "json")
-    document = json.loads(audit.out)
+    document = audit.document
     failing = {
         node["name"]: [row["check"] for row in node["results"] if row["status"] == "fail"]
         for node in document["nodes"]
@@ -121,7 +121,7 @@ def test_ready_lets_nodes_go_whose_proofs_passed(nodes, fleet, tool, tmp_path):
     where, hosts = fleet(nodes, waivers=WAIVERS), tmp_path / "hosts"
     good = tool("ready", where, "--user", "ml", "--hostfile-out", hosts, "--format", "json")
     assert good.status == 0, good
-    document = json.loads(good.out)
+    document = good.document
     proofs = {
         row["check"]: row["status"]
         for row in document["nodes"][0]["results"]

@@ -100,14 +100,8 @@ class Bench:
     def ready(self, policies: Mapping[str, Mapping[str, Any]], *words: str) -> dict[str, Report]:
         """Node -> what `ready` reports of it for the job's user, each node by its policy."""
         done = self.tool("ready", self._inventory(policies), "--format", "json", *words)
-        document = json.loads(done.out)
-        return {
-            node["name"]: Report(
-                {result["check"]: result for result in node["results"]},
-                node["name"] in document["go"],
-            )
-            for node in document["nodes"]
-        }
+        go = done.document["go"]
+        return {name: Report(results, name in go) for name, results in done.results.items()}
 
 
 class Row(NamedTuple):
