@@ -1,10 +1,11 @@
 """Tests that share a lab which takes its time to start run on one worker."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from tests.command import cannot_run
 
 #: A fixture -> the group of the tests that have it, where they name no other.
 GROUPS = {"slurm_lab": "slurm", "job": "stacks"}
@@ -26,6 +27,6 @@ def browser() -> Iterator[Any]:
     try:
         driver = chromium.start()
     except LookupError as missing:
-        pytest.fail(str(missing)) if os.environ.get("CI") else pytest.skip(str(missing))
+        cannot_run(str(missing))
     yield driver
     driver.quit()

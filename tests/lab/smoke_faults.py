@@ -200,4 +200,4 @@ PATHS: tuple[Fault, ...] = (
 )
 LIBRARY: tuple[Fault, ...] = (rank_dies, wrong_sum)
 #: One of each mechanism: those of `make test-lab`.
-SHORT: tuple[Fault, ...] = (slow, freezes, rank_dies)
+SHORT: tuple[Fault, ...] = (slow, freezes, black_hole, rank_dies)

@@ -186,10 +186,7 @@ def test_the_rules_and_sysctls_of_ufw_are_read(node: ToolsNode, case):
     check_rules(node, "ufw", case)
     boot = next_boot(node)
     assert node.run(f"sysctl -n {RANGE}").stdout.split() == ["20000", "30000"]
-    assert (boot.source, boot.text("")) == (
-        "/etc/ufw/sysctl.conf:1",
-        ", next boot 20000 30000",
-    )
+    assert (boot.source, boot.text("")) == ("/etc/ufw/sysctl.conf:1", ", next boot 20000 30000")
 
 
 # --- tuned.

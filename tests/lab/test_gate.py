@@ -10,9 +10,10 @@ from nodeready.fleet.transport import bundle
 from nodeready.subjects.gate import facts as probe
 from nodeready.subjects.gate import files as wanted
 from tests.cases import read_table
+from tests.command import POLICY
 from tests.helpers import nodeready
 
-SETTINGS = {"limit_memlock": 4096, "limit_nofile": 16384, "gate": True}
+SETTINGS = {**POLICY, "gate": True}
 ONLY = ("--only", "gate")
 SITE_CHECK = '[[check]]\nid = "allowed"\nrun = "echo no jobs"\nequals = "jobs"\nin = ["gate"]\n'
 LOGGER = '#!/bin/sh\necho "$*" >>/run/logged\n'
@@ -36,14 +37,8 @@ def logged(node) -> str:
 @pytest.fixture
 def node(fresh_nodes):
     """A node with a log that can be read, a Slurm that does not know us, and a node_exporter."""
-    (node,) = fresh_nodes(
-        1,
-        files={
-            "/usr/local/sbin/logger": (LOGGER, 0o755),
-            "/etc/slurm/slurm.conf": "ClusterName=x\n",
-            "/var/lib/prometheus/node-exporter/other.prom": "",
-        },
-    )
+    files = {"/usr/local/sbin/logger": (LOGGER, 0o755), "/etc/slurm/slurm.conf": "ClusterName=x\n"}
+    (node,) = fresh_nodes(1, {**files, "/var/lib/prometheus/node-exporter/other.prom": ""})
     return node
 
 

@@ -118,20 +118,14 @@ def test_debian_keeps_other_tokens_and_drops_contradicting_ones(node):
 
 def test_rhel_goes_through_grubby(node):
     entries = "/boot/loader/entries"
-    rocky = node(
-        ROCKY,
-        "grubby",
-        "grub2-mkconfig",
-        **{
-            f"{entries}/1-5.14.0-503.conf": (
-                "title Rocky\nversion 5.14.0-503\nlinux /vmlinuz-5.14.0-503\n"
-                "options root=/dev/r ro iommu=soft a=1 $tuned_params\n"
-            ),
-            f"{entries}/1-5.14.0-427.conf": "linux /vmlinuz-5.14.0-427\noptions root=/dev/r ro\n",
-            "/boot/grub2/grubenv": "# GRUB Environment Block\ntuned_params=skew_tick=1\n####",
-            "/boot/grub2/grub.cfg": "blscfg\n",
-        },
-    )
+    files = {
+        f"{entries}/1-5.14.0-503.conf": "title Rocky\nversion 5.14.0-503\n"
+        "linux /vmlinuz-5.14.0-503\noptions root=/dev/r ro iommu=soft a=1 $tuned_params\n",
+        f"{entries}/1-5.14.0-427.conf": "linux /vmlinuz-5.14.0-427\noptions root=/dev/r ro\n",
+        "/boot/grub2/grubenv": "# GRUB Environment Block\ntuned_params=skew_tick=1\n####",
+        "/boot/grub2/grub.cfg": "blscfg\n",
+    }
+    rocky = node(ROCKY, "grubby", "grub2-mkconfig", **files)
     assert statuses(rocky, Policy(), "iommu")["iommu.args"] == "fail"
     assert deploy(rocky, Policy(), STEPS, "iommu") == DONE
     ours = " ".join(expected(rocky))

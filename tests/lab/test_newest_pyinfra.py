@@ -20,8 +20,8 @@ from packaging.requirements import Requirement
 from tests.command import Tool
 from tests.helpers import Done
 from tests.lab.releases import install, put_in_front, run, unit_tests, versions
-from tests.lab.test_manners import test_progress_on_a_terminal_names_the_slowest
-from tests.lab.test_pyinfra import (
+from tests.lab.test_manners import test_progress_on_a_terminal_names_the_slowest  # noqa: F401
+from tests.lab.test_pyinfra import (  # noqa: F401
     test_a_fact_shows_what_an_operation_of_the_run_has_changed,
     test_an_operation_on_the_command_line_shows_what_it_would_write,
     test_every_operation_changes_a_node_once_or_is_refused,
@@ -32,14 +32,6 @@ from tests.unit.test_dependencies import PROJECT, imported_names
 
 # One worker installs it, once.
 pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("newest_pyinfra")]
-
-__all__ = [
-    "test_a_fact_shows_what_an_operation_of_the_run_has_changed",
-    "test_an_operation_on_the_command_line_shows_what_it_would_write",
-    "test_every_operation_changes_a_node_once_or_is_refused",
-    "test_progress_on_a_terminal_names_the_slowest",
-    "test_the_deploy_file_of_the_page_stands_beside_ones_own_operations",
-]
 
 SECTION, ARCHITECTURE = "pyinfra, gevent and asyncio", DOCS / "architecture.md"
 #: The libraries whose newest releases are tried, and of which we use more than their commands.

@@ -16,7 +16,7 @@ import pytest
 
 from nodeready.lab import Lab, LabNode, down
 from tests.cases import tomllib
-from tests.command import POLICY, ours, wait_for
+from tests.command import POLICY, WAIVERS, ours, wait_for
 from tests.conftest import _lab_name, started_lab, started_slurm
 from tests.lab.stacks_job import Job
 from tests.paths import ROOT
@@ -38,7 +38,6 @@ NIGHTLY = {
     "docs/lab.md", "docs/options.md", "docs/ready.md", "docs/smoke.md",
     "docs/install.md#a-slurm-site",
 }  # fmt: skip
-WAIVERS = {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}
 
 
 def rows_of(pages: Iterable[str]) -> list[Any]:

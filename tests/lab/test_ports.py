@@ -145,14 +145,3 @@ def test_a_broken_nft_costs_the_firewall_alone(fresh_node, script):
     firewall = results["ports.firewall"]
     assert (firewall.status, firewall.actual) == BROKEN[script]
     assert statuses(results) == {**GOOD, "ports.firewall": firewall.status}
-
-
-def test_the_kernel_may_give_the_range_away(fresh_node):
-    key = "net.ipv4.ip_local_port_range"
-    fresh_node.run(f"sysctl -w {key}='20000 60999'")
-    results = looked(fresh_node)
-    assert statuses(results) == {**GOOD, "ports.ephemeral": "fail"}
-    assert "ephemeral 20000-60999" in results["ports.ephemeral"].actual
-    reserve = results["ports.ephemeral"].fix.partition(" in ")[0]
-    fresh_node.run(f"sysctl -w '{reserve}'")
-    assert statuses(looked(fresh_node)) == GOOD

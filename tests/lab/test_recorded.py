@@ -12,20 +12,14 @@ import pytest
 
 from nodeready.lab import LabNode
 from nodeready.subjects.gate import facts as gate
-from tests.command import wait_for
+from tests.command import POLICY, wait_for
 from tests.conftest import _lab_name, started_lab
 from tests.helpers import nodeready, project
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
 #: What a lab's nodes can be; each is well by it once it is deployed.
-SETTINGS: dict[str, Any] = {
-    "limit_memlock": 4096,
-    "limit_nofile": 16384,
-    "clock": "any",
-    "gate": True,
-    "gate_directory": "/srv/nodeready",
-}
+SETTINGS = {**POLICY, "clock": "any", "gate": True, "gate_directory": "/srv/nodeready"}
 
 
 @pytest.fixture(scope="module")

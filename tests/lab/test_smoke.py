@@ -20,7 +20,7 @@ from nodeready.agent.asking import Request
 from nodeready.fleet.transport import srun
 from nodeready.fleet.transport.allocation import running
 from nodeready.lab import Lab, LabNode
-from tests.command import Done, Tool, ours, wait_for, written
+from tests.command import Done, Tool, cannot_run, ours, wait_for, written
 from tests.conftest import _lab_name, started_lab
 from tests.lab import smoke_faults
 from tests.lab.smoke_faults import PATCHES, Fault
@@ -68,9 +68,7 @@ def _own(found: Mapping[str, tuple[int, int, int]]) -> set[str]:
 def torch_nodes(nodes: list[LabNode]) -> list[LabNode]:
     """Those that make their collectives with PyTorch. Without it a skip; in CI a failure."""
     if not _TORCH.exists():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(
-            "no torch for /usr/bin/python3 (Debian: python3-torch)"
-        )
+        cannot_run("no torch for /usr/bin/python3 (Debian: python3-torch)")
     return nodes[:TORCH_NODES]
 
 

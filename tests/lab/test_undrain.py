@@ -15,17 +15,16 @@ from nodeready.agent.gate.drain import INCIDENTS
 from nodeready.lab import LabNode
 from nodeready.subjects.gate import facts as probe
 from tests.cases import read_data, read_table
-from tests.command import Tool, wait_for
+from tests.command import WAIVERS, Tool, wait_for
 from tests.conftest import _lab_name, started_slurm
 from tests.lab.test_gate import SETTINGS
-from tests.lab.test_ready import WAIVED
 from tests.slurm_lab import SlurmLab
 
 pytestmark = [pytest.mark.xdist_group("undrain"), pytest.mark.nightly]
 
 REASON = "Kill task failed"
 CONF = ("UnkillableStepTimeout=3", "KillWait=1", "MessageTimeout=5")
-POLICY = {**SETTINGS, **WAIVED, "gate_undrain": True}
+POLICY = {**SETTINGS, "waivers": WAIVERS, "gate_undrain": True}
 NODES = 5
 #: Ignores TERM, and has open what it is told to open.
 STUBBORN = (

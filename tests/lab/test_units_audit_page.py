@@ -19,8 +19,6 @@ pytestmark = pytest.mark.nightly
 
 
 class Page(BrowserPage):
-    """The page of an audit."""
-
     @property
     def hits(self) -> int:
         return len(self.all("#grid.searching i.hit"))

@@ -17,8 +17,6 @@ pytestmark = pytest.mark.nightly
 
 
 class Page(BrowserPage):
-    """The page of stacks."""
-
     @property
     def groups(self) -> list[str]:
         return [one.get_attribute("id") for one in self.all(".group") if one.is_displayed()]
@@ -179,15 +177,6 @@ def test_without_its_script_everything_is_there(late):
     assert len(late.rows) == 6
     late.one("#group1 > summary").click()
     assert not late.is_open("#group1")
-
-
-def test_dark_and_light_are_the_readers_choice(browser, late):
-    for scheme in ("light", "dark"):
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-        page = late.run("return getComputedStyle(document.body).backgroundColor")
-        assert (sum(map(int, re.findall(r"\d+", page)[:3])) > 382) is (scheme == "light")
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 @pytest.mark.parametrize("build", [stack_witnesses.hostile, stack_fleets.FLEETS["hostile"]])

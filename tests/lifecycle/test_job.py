@@ -225,12 +225,3 @@ def test_smoke_lets_the_others_go_without_a_lost_node(nodes, where, tool, tmp_pa
     assert document["go"] == [node.name for node in nodes[:2]]
     assert exclude.read_text().strip() == lost.name
     assert not [row for node in nodes for row in ours(node)]
-
-
-def test_run_keeps_a_ranks_log_and_its_exit_status(tool, tmp_path):
-    words = ("run", "--log-dir", tmp_path, "sh", "-c", "echo step 1; exit 7")
-    done = tool(*words, env={"RANK": "2", "WORLD_SIZE": "4"})
-    assert done.status == 7, done
-    assert "rank2" in done.out or ":2]" in done.out, done
-    (log,) = tmp_path.glob("*rank2*.log")
-    assert "step 1" in log.read_text()

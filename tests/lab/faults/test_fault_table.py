@@ -27,7 +27,7 @@ from nodeready.lab import Lab
 from nodeready.lab.faults import FAULTS
 from nodeready.lab.profiles import PROFILES
 from nodeready.subjects.registry import SUBJECTS
-from tests.command import POLICY, Tool
+from tests.command import POLICY, WAIVERS, Tool
 from tests.conftest import _lab_name, started_lab
 
 #: What only a GPU's tool can tell: it is unknown of a device that the tool does not show.
@@ -55,9 +55,6 @@ BATCH, PARTNERS = 12, 3
 #: One fault of each mechanism, in the lab's tier; `make test-all` tries all.
 SOME = ["nvidia-smi-fails", "firewall", "limits-core-zero", "keys-refused", "gate-no-timer"]
 
-
-#: What a lab cannot show: nodes share this machine's kernel, and its core_pattern.
-WAIVERS = {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}
 
 #: What every node of the bench is deployed with.
 DEPLOYED = {**POLICY, "gate": True, "job_user": "ml", "waivers": WAIVERS}
