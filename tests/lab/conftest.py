@@ -1,6 +1,9 @@
 """Tests that share a lab which takes its time to start run on one worker."""
 
+import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,3 +33,27 @@ def browser() -> Iterator[Any]:
         cannot_run(str(missing))
     yield driver
     driver.quit()
+
+
+SHELLS = {"dash": ("dash",), "bash": ("bash", "--posix"), "busybox": ("busybox", "sh")}
+
+
+@pytest.fixture(params=SHELLS)
+def interpreter(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """`interpreter(TOOLS)`: the words of a shell, and a PATH with these tools: of busybox, its own
+    alone.
+    """
+    words = [shutil.which(SHELLS[request.param][0]), *SHELLS[request.param][1:]]
+    if words[0] is None:
+        pytest.skip(f"{request.param} is not installed")
+
+    def with_tools(names: str) -> tuple[list[str], str]:
+        if request.param != "busybox":
+            return words, os.environ["PATH"]
+        tools = tmp_path / "tools"
+        tools.mkdir()
+        for name in names.split():
+            (tools / name).symlink_to(words[0])
+        return words, str(tools)
+
+    return with_tools

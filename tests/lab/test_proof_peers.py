@@ -168,7 +168,6 @@ def test_what_hangs_after_the_login_costs_only_itself(fresh_nodes, bad):
     assert no_client(first)
 
 
-HOME = f"/home/{USER}"
 #: What gives pdsh another remote command: files -> words of the finding, "": it is none. What is
 #: to be done then is asked of tests/unit.
 WRONG_DEFAULTS = read_table(__file__, "WRONG_DEFAULTS")

@@ -2,7 +2,6 @@
 
 import base64
 import os
-import shutil
 import stat
 import subprocess
 
@@ -10,7 +9,7 @@ import pytest
 
 from nodeready.core import shell
 from tests.cases import read_table
-from tests.lab.test_units_change_sh import SHELLS, TOOLS
+from tests.lab.test_units_change_sh import TOOLS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="keeps files as root")
 
@@ -25,19 +24,11 @@ esac
 """
 
 
-@pytest.fixture(params=SHELLS)
-def node(request, tmp_path):
+@pytest.fixture
+def node(interpreter, tmp_path):
     """Runs lines of the library in a run that keeps, or `undo`s; returns its output."""
-    words = [shutil.which(SHELLS[request.param][0]), *SHELLS[request.param][1:]]
-    if words[0] is None:
-        pytest.skip(f"{request.param} is not installed")
-    path, fakes = os.environ["PATH"], tmp_path / "fakes"
-    if request.param == "busybox":
-        tools = tmp_path / "tools"
-        tools.mkdir()
-        for name in f"{TOOLS} cp grep sed cut wc tail diff rmdir sysctl".split():
-            (tools / name).symlink_to(words[0])
-        path = str(tools)
+    words, path = interpreter(f"{TOOLS} cp grep sed cut wc tail diff rmdir sysctl")
+    fakes = tmp_path / "fakes"
     fakes.mkdir()
     for name in ("systemctl", "setsebool", "update-grub", "grub2-mkconfig", "grubby"):
         (fakes / name).write_text(_FAKE)
