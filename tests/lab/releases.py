@@ -34,13 +34,11 @@ def install(directory: Path, *words: str) -> Path:
 
 
 def put_in_front(tool: Tool, directory: Path) -> Tool:
-    """The command over these packages."""
     tool.environment = partial(tool.environment, PYTHONPATH=f"{directory}:{ROOT}")
     return tool
 
 
 def unit_tests(directory: Path, *paths: str) -> None:
-    """These unit tests pass over these packages."""
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *paths]
     environment = {**os.environ, "PYTHONPATH": str(directory)}
     done = run([sys.executable, *words], cwd=ROOT, env=environment)

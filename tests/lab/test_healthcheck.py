@@ -17,11 +17,9 @@ from nodeready.lab import LabNode
 from nodeready.subjects.snapshot import judge
 from tests.cases import read_table
 from tests.command import POLICY, ours, wait_for, written
-from tests.helpers import observe, on
+from tests.helpers import Done, observe, on
 from tests.lab.test_proof_active import put as put_tools
 from tests.paths import ROOT
-
-Done = subprocess.CompletedProcess[str]
 
 #: Where the bundle is on a node.
 PLACE = "/opt/site/nodeready.pyz"

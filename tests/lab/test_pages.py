@@ -74,7 +74,6 @@ def page_text(page: str) -> str:
 
 
 def commands(page: str) -> list[str]:
-    """The command lines of the page's `sh` and `console` blocks, without comments."""
     blocks = re.findall(r"^ *```(sh|console)\n(.*?)^ *```", page_text(page), re.M | re.S)
     return [command for block in blocks for command in block_commands(*block)]
 

@@ -19,7 +19,6 @@ ONLY = ("--only", "proof.ports,proof.mesh", "--format", "json")
 
 @pytest.fixture
 def start(tool: Tool, fleet: Callable[..., Path]) -> Callable[..., Popen[bytes]]:
-    """`ready` over these nodes, running."""
 
     def begin(nodes: Sequence[LabNode], *words: object, **data: object) -> Popen[bytes]:
         user = () if "_sudo" in data else ("--user", "root")

@@ -65,13 +65,18 @@ def test_without_py_spy_there_is_what_the_kernel_tells_and_what_to_do(job, where
     assert "py-spy is not installed (nodeready deploy installs it)" in table.out
 
 
-def test_a_variable_that_keeps_ranks_apart_is_named_before_the_hang(job, where, tool):
+def test_a_check_of_a_job_names_a_variable_that_keeps_ranks_apart(job, where, tool):
     job.environment = "GLOO_SOCKET_IFNAME=lo"
     with job.elsewhere(5, "all_reduce"):
         job.environment = ""
         done = tool("stacks", where, *QUICK, "--check", "--format", "json")
-    rows = [row for row in done.document["findings"] if row["item"] == "environment"]
-    (wrong,) = (row for row in rows if row["result"] == "fail")
+    found = {(row["item"], row["result"]): row for row in done.document["findings"]}
+    assert found["stack", "ok"]["ranks"] == [*range(8)], done
+    assert {row["found"] for (item, _), row in found.items() if item == "recorder"} == {
+        "no PyTorch is loaded"
+    }
+    assert (done.status, ("log", "fail") in found) == (3, True), done
+    wrong = found["environment", "fail"]
     assert (wrong["ranks"], wrong["nodes"]) == ([5], [job.node(5).name]), done
     assert wrong["found"] == "GLOO_SOCKET_IFNAME=lo leads to the node itself"
 
@@ -243,14 +248,6 @@ def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
     (gap,) = done.document["gaps"]
     assert (gap["node"], gap["kind"]) == (slow.name, "interrupted")
     assert groups(done)[-1] == ("stack", [0, 1, 2, 3, 4, 5])
-
-
-def test_a_check_of_a_job(job, where, tool):
-    done = tool("stacks", where, *QUICK, "--check", "--format", "json")
-    found = {one["item"]: one for one in done.document["findings"]}
-    assert (found["stack"]["result"], found["stack"]["ranks"]) == ("ok", [*range(8)]), done
-    assert found["recorder"]["found"] == "no PyTorch is loaded"
-    assert (done.status, found["log"]["result"]) == (3, "fail")
 
 
 def test_what_a_node_with_gpus_and_infiniband_tells_beside_the_stacks(
