@@ -6,6 +6,7 @@ ours       what is left of our own on a node: processes and temporary files
 """
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -17,7 +18,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -30,6 +31,9 @@ LIMIT_S = 90
 
 #: A policy whose limits every machine can give its nodes.
 POLICY = {"limit_memlock": 4096, "limit_nofile": 16384}
+
+#: What a lab cannot show: nodes share this machine's kernel, and its core_pattern.
+WAIVERS = {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}
 
 #: What runs before the command to give its operations other limits on the node than their own.
 SHORT = """
@@ -50,6 +54,12 @@ _PATCH = "from nodeready.cli import patch\npatch()\n"
 _MAIN = "import sys\nfrom nodeready.cli import main\nmain(sys.argv[1:])\n"
 
 
+def cannot_run(reason: str) -> NoReturn:
+    """Skip the test; in CI that is a failure."""
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    raise AssertionError
+
+
 class Done:
     """How the command ended."""
 
@@ -57,6 +67,20 @@ class Done:
         self.status, self.out, self.err, self.peak_kb = status, out, err, peak_kb
         self.lines = self.err.splitlines()
         assert "Traceback" not in out + err, out + err
+
+    @property
+    def document(self) -> Any:
+        """What it printed, with --format json."""
+        assert self.out, self
+        return json.loads(self.out)
+
+    @property
+    def results(self) -> dict[str, dict[str, dict[str, str]]]:
+        """Node -> check -> result, of an audit or a `ready`."""
+        nodes = self.document["nodes"]
+        return {
+            node["name"]: {result["check"]: result for result in node["results"]} for node in nodes
+        }
 
     def __repr__(self) -> str:
         return f"\nexit {self.status}\n--- stdout\n{self.out}--- stderr\n{self.err}"
@@ -219,8 +243,7 @@ def kernel_cores(node: LabNode, directory: str) -> str:
     place = live_place()
     path = os.path.join(directory, place.shown)
     if place.handler or "*" in os.path.dirname(path):
-        reason = f"this machine's kernel writes no cores there: core_pattern is {place.pattern}"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+        cannot_run(f"this machine's kernel writes no cores there: {place.pattern}")
     node.enter(["install", "-d", "-m", "1777", os.path.dirname(path)])
     return path
 

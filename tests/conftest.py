@@ -38,7 +38,7 @@ from nodeready.lab.processes import Content, nsenter
 from nodeready.runs.deploy.pyinfra import DeployStep
 from tests import declared, machine_reads
 from tests import slurm_lab as slurm
-from tests.command import fleet, ours, tool, wait_for
+from tests.command import cannot_run, fleet, ours, tool, wait_for
 from tests.slurm_lab import SlurmLab
 
 __all__ = ["fleet", "tool"]
@@ -92,10 +92,7 @@ def lab_machine() -> None:
         check_needs()
         check_kernel()
     except LabUnavailable as error:
-        reason = f"no lab here: {error}"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        cannot_run(f"no lab here: {error}")
     for name in state.names():
         match = _OURS.fullmatch(name)
         if match and not Path("/proc", match[1]).exists():
@@ -115,10 +112,17 @@ def own_lab(lab_machine: None) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def lab(lab_machine: None) -> Iterator[Lab]:
     """Three nodes, shared by all tests of the session."""
+    with started_lab(_lab_name("lab"), 3) as lab:
+        yield lab
+
+
+@contextlib.contextmanager
+def started_lab(name: str, nodes: int, profile: str = "cpu") -> Iterator[Lab]:
+    """A lab, ended afterwards."""
     try:
-        yield Lab.up(_lab_name("lab"), nodes=3)
+        yield Lab.up(name, nodes, profile)
     finally:
-        down(_lab_name("lab"))
+        down(name)
 
 
 @pytest.fixture(scope="session")
@@ -134,7 +138,7 @@ def started_slurm(name: str, nodes: int) -> Iterator[SlurmLab]:
     try:
         lab = slurm.start(name, nodes)
     except LabUnavailable as error:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(error))
+        cannot_run(str(error))
     try:
         yield lab
     finally:

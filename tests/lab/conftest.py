@@ -1,10 +1,14 @@
 """Tests that share a lab which takes its time to start run on one worker."""
 
 import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.command import cannot_run
 
 #: A fixture -> the group of the tests that have it, where they name no other.
 GROUPS = {"slurm_lab": "slurm", "job": "stacks"}
@@ -26,6 +30,30 @@ def browser() -> Iterator[Any]:
     try:
         driver = chromium.start()
     except LookupError as missing:
-        pytest.fail(str(missing)) if os.environ.get("CI") else pytest.skip(str(missing))
+        cannot_run(str(missing))
     yield driver
     driver.quit()
+
+
+SHELLS = {"dash": ("dash",), "bash": ("bash", "--posix"), "busybox": ("busybox", "sh")}
+
+
+@pytest.fixture(params=SHELLS)
+def interpreter(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """`interpreter(TOOLS)`: the words of a shell, and a PATH with these tools: of busybox, its own
+    alone.
+    """
+    words = [shutil.which(SHELLS[request.param][0]), *SHELLS[request.param][1:]]
+    if words[0] is None:
+        pytest.skip(f"{request.param} is not installed")
+
+    def with_tools(names: str) -> tuple[list[str], str]:
+        if request.param != "busybox":
+            return words, os.environ["PATH"]
+        tools = tmp_path / "tools"
+        tools.mkdir()
+        for name in names.split():
+            (tools / name).symlink_to(words[0])
+        return words, str(tools)
+
+    return with_tools

@@ -11,9 +11,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.command import LIMIT_S, Tool
+from tests.command import LIMIT_S, Tool, cannot_run
 from tests.helpers import Done
 from tests.paths import ROOT
 
@@ -25,27 +23,22 @@ def run(argv: list[str], limit_s: int = LIMIT_S, **how: Any) -> Done:
 
 
 def install(directory: Path, *words: str) -> Path:
-    """The directory, with these packages from PyPI. Skips where that cannot be reached; in CI that
-    is a failure.
-    """
+    """The directory, with these packages from PyPI."""
     argv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--only-binary", ":all:"]
     where = ["--python", sys.executable, "--target", str(directory)]
     done = run([*argv, *where, *words], 300, cwd=directory.parent)
     if done.returncode and re.search("Failed to fetch|network was disabled", done.stderr):
-        reason = f"PyPI cannot be reached: {' '.join(done.stderr.split())}"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+        cannot_run(f"PyPI cannot be reached: {' '.join(done.stderr.split())}")
     assert done.returncode == 0, done.stderr
     return directory
 
 
 def put_in_front(tool: Tool, directory: Path) -> Tool:
-    """The command over these packages."""
     tool.environment = partial(tool.environment, PYTHONPATH=f"{directory}:{ROOT}")
     return tool
 
 
 def unit_tests(directory: Path, *paths: str) -> None:
-    """These unit tests pass over these packages."""
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *paths]
     environment = {**os.environ, "PYTHONPATH": str(directory)}
     done = run([sys.executable, *words], cwd=ROOT, env=environment)

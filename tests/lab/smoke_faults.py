@@ -33,7 +33,7 @@ class Placed:
     suspects: (kind, names) of all that must be named, and nobody else may be
     where:    in words, for whoever reads that a test failed
     undo:     takes it back
-    says:     a word of the evidence; "": the words are free
+    says:     a pattern of the evidence; "": the words are free
     meanwhile: called when the tests begin
     """
 
@@ -121,7 +121,8 @@ def slow(nodes: Sequence[LabNode], choose: Random) -> Placed:
     words = "root tbf rate 1mbit burst 32k latency 400ms"
     node.enter(["sh", "-c", f"tc qdisc replace dev eth0 {words}"])
     undo = ["tc", "qdisc", "del", "dev", "eth0", "root"]
-    return Placed(_node(node), node.name, lambda: node.enter(undo), says="Mbit/s there and back")
+    says = r" (0\.[1-9]\d*|1(\.\d)?) Mbit/s there and back"
+    return Placed(_node(node), node.name, lambda: node.enter(undo), says)
 
 
 def wrong_name(nodes: Sequence[LabNode], choose: Random) -> Placed:
@@ -200,4 +201,4 @@ PATHS: tuple[Fault, ...] = (
 )
 LIBRARY: tuple[Fault, ...] = (rank_dies, wrong_sum)
 #: One of each mechanism: those of `make test-lab`.
-SHORT: tuple[Fault, ...] = (slow, freezes, rank_dies)
+SHORT: tuple[Fault, ...] = (slow, freezes, black_hole, rank_dies)

@@ -1,31 +1,17 @@
 """`nodeready audit` and `nodeready learn` on real nodes: results, and that they change nothing."""
 
-import json
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-import nodeready
 from nodeready.subjects.registry import LOOKED_AT
-from tests.command import ours, wait_for, written
+from tests.command import ours, written
 from tests.helpers import project
 
 #: Subjects that a fresh node of the lab passes without a deploy.
 HEALTHY = "gpus,nics,rdma,ports,host"
 #: For the subject of a site's own checks.
 SITE_CHECKS = [{"id": "name", "run": "uname -s", "equals": "Linux"}]
-
-
-def results_of(done) -> dict[str, dict[str, dict[str, str]]]:
-    """Node -> check -> result, of a run with --format json."""
-    return {
-        node["name"]: {result["check"]: result for result in node["results"]}
-        for node in json.loads(done.out)["nodes"]
-    }
 
 
 def test_nothing_is_written_on_a_node(fresh_nodes, fleet, tool):
@@ -40,21 +26,12 @@ def test_nothing_is_written_on_a_node(fresh_nodes, fleet, tool):
     assert [written(node) for node in nodes] == before
     first, second = (
         {check: result["status"] for check, result in results.items()}
-        for results in results_of(done).values()
+        for results in done.results.values()
     )
     assert first == second
     assert "unknown" not in first.values(), done
     assert {check.partition(".")[0] for check in first} == set(LOOKED_AT) - {"host"}
     assert all(ours(node) == [] for node in nodes)
-
-
-def test_what_is_waived_is_not_changed_either(fresh_node, fleet, tool):
-    where = fleet([fresh_node], waivers={"ptrace.scope": "ticket 4711"})
-    done = tool("audit", where, "--only", "ptrace")
-    assert (done.status, "ticket 4711" in done.out) == (0, True), done
-    # What is accepted is not changed either: deploy and audit cannot disagree.
-    assert tool("deploy", where, "--only", "ptrace", "--yes").status == 0
-    assert fresh_node.run("sysctl -n kernel.yama.ptrace_scope").stdout == "1\n"
 
 
 def test_waivers_are_listed_with_what_they_hide_and_the_expired_hides_nothing(
@@ -67,13 +44,16 @@ def test_waivers_are_listed_with_what_they_hide_and_the_expired_hides_nothing(
     where = fleet([fresh_node], waivers=waivers)
     assert tool("waivers", where, "--offline").status == 3
     done = tool("waivers", where, "--format", "json")
-    expired, holds = json.loads(done.out)["waivers"]
+    expired, holds = done.document["waivers"]
     assert (done.status, expired["state"], holds["state"]) == (3, "expired", "holds"), done
     (finding,) = holds["findings"]
     assert (finding["status"], finding["actual"]) == ("waived", "1, next boot unset")
     assert expired["findings"][0]["actual"].endswith("the waiver of bob expired after 2000-01-01")
     done = tool("audit", where, "--only", "ptrace.scope,limits.core")
     assert (done.status, "the waiver of bob expired" in done.out) == (3, True), done
+    # What is accepted is not changed either: deploy and audit cannot disagree.
+    assert tool("deploy", where, "--only", "ptrace", "--yes").status == 0
+    assert fresh_node.run("sysctl -n kernel.yama.ptrace_scope").stdout == "1\n"
 
 
 def test_an_odd_node_is_an_outlier_and_fails_once_the_policy_is_learned(fresh_nodes, fleet, tool):
@@ -84,7 +64,7 @@ def test_an_odd_node_is_an_outlier_and_fails_once_the_policy_is_learned(fresh_no
     words = ("audit", where, "--only", HEALTHY, "--format", "json")
     done = tool(*words)
     assert done.status == 0, done
-    (outlier,) = json.loads(done.out)["outliers"]
+    (outlier,) = done.document["outliers"]
     assert (outlier["fact"], outlier["nodes"]) == ("nics.eth0.mtu", {odd.name: 1400})
 
     # pyinfra reads the group's file beside the inventory; its name is that of the group.
@@ -100,7 +80,7 @@ def test_an_odd_node_is_an_outlier_and_fails_once_the_policy_is_learned(fresh_no
     assert done.status == 3, done
     bad = {
         name: [check for check, result in results.items() if result["status"] not in ("ok", "na")]
-        for name, results in results_of(done).items()
+        for name, results in done.results.items()
     }
     assert bad == {node.name: ["nics.mtu"] * (node is odd) for node in nodes}
 
@@ -110,7 +90,7 @@ def test_counters_are_judged_by_their_change(fresh_node, fleet, tool):
     words = ("audit", fleet([fresh_node]), "--only", "nics.flaps", "--format", "json")
 
     def flaps() -> str:
-        return results_of(tool(*words))[fresh_node.name]["nics.flaps"]["status"]
+        return tool(*words).results[fresh_node.name]["nics.flaps"]["status"]
 
     assert [flaps(), flaps()] == ["na", "ok"]
     fresh_node.enter(["sh", "-c", "ip link set eth0 down; ip link set eth0 up"])
@@ -124,7 +104,7 @@ def test_without_root(fresh_nodes, fleet, tool):
     where = fleet([node], {node.name: {"ssh_user": "ml"}}, site_checks=SITE_CHECKS)
     done = tool("audit", where, "--format", "json")
     assert done.status == 3, done
-    results = results_of(done)[node.name].values()
+    results = done.results[node.name].values()
     assert {result["check"].partition(".")[0] for result in results} == set(LOOKED_AT)
     unknown = [result for result in results if result["status"] == "unknown"]
     assert all(re.search("root|permi", result["actual"], re.I) for result in unknown), unknown
@@ -145,26 +125,3 @@ def test_each_subject_is_a_fact_for_pyinfra(lab, fleet):
     assert '"unknown":' not in shown
     assert '"boot_id"' in shown
     assert '"nccl_socket_ifname"' in shown
-
-
-@pytest.mark.nightly
-def test_the_function_over_several_nodes_and_ctrl_c(lab, fleet):
-    """A node that cannot be reached is in the document; Ctrl-C ends what runs on the nodes."""
-    slow = {"id": "slow", "run": "touch /run/begun; sleep 60", "status": 0, "timeout_s": 60}
-    where = fleet(
-        lab.nodes, {"gone": {"ssh_hostname": "127.0.0.1", "ssh_port": 9}}, site_checks=[slow]
-    )
-    audit = nodeready.audit(where, only="ptrace")
-    statuses = {node.name: node.status for node in audit.nodes}
-    assert statuses == {**{node.name: "fail" for node in lab.nodes}, "gone": "unreachable"}
-    assert audit.nodes[-1].error
-
-    code = "import sys, nodeready; nodeready.audit(sys.argv[1], only='site')"
-    caller = subprocess.Popen(
-        [sys.executable, "-c", code, str(where)], stderr=subprocess.PIPE, text=True
-    )
-    begun = ["test", "-e", "/run/begun"]
-    wait_for(lambda: all(n.enter(begun, check=False).returncode == 0 for n in lab.nodes))
-    caller.send_signal(signal.SIGINT)
-    assert caller.communicate(timeout=60)[1].rstrip().endswith("KeyboardInterrupt")
-    wait_for(lambda: not any(map(ours, lab.nodes)))

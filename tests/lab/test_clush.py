@@ -1,6 +1,5 @@
 """ClusterShell as the transport, on real nodes: over ssh and through faulty gateways."""
 
-import json
 import os
 import re
 import socket
@@ -16,9 +15,9 @@ from pyinfra.api import Config
 from nodeready.agent.asking import Answer, Request, Transport, once
 from nodeready.fleet.inventory import load as inventory_load
 from nodeready.fleet.transport.clush.transport import Clush
-from nodeready.lab import Lab, LabNode, host
+from nodeready.lab import LabNode, host
 from tests.command import ours, wait_for
-from tests.conftest import _lab_name, down
+from tests.conftest import _lab_name, started_lab
 from tests.lab.rows import rows
 
 #: The first two are gateways, the others are behind them.
@@ -32,14 +31,10 @@ pytestmark = pytest.mark.xdist_group("clush")
 
 @pytest.fixture(scope="module")
 def machines(lab_machine: None) -> Iterator[list[LabNode]]:
-    name = _lab_name("clush")
-    try:
-        lab = Lab.up(name, nodes=NODES)
+    with started_lab(_lab_name("clush"), NODES) as lab:
         for node in lab.nodes[:GATEWAYS]:
             make_gateway(node)
         yield lab.nodes
-    finally:
-        down(name)
 
 
 def make_gateway(node: LabNode) -> None:
@@ -231,7 +226,7 @@ def test_without_any_gateway_a_node_is_asked_directly_or_unreachable(cluster, to
         for node in (first, second, away):
             node.resume_sshd()
     assert done.status == 4, done
-    made = json.loads(done.out)
+    made = done.document
     errors = dict.fromkeys((node["name"] for node in made["nodes"]), "")
     errors |= {gap["node"]: gap["reason"] for gap in made["gaps"]}
     refused = f"{away.address}: connection refused: is sshd running?"

@@ -13,7 +13,7 @@ from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import debug_tools
 from nodeready.runs.deploy import py_spy_binary
-from tests.cases import read_data
+from tests.cases import read_data, read_table
 from tests.lab import looks
 from tests.lab.rows import rows
 
@@ -129,11 +129,7 @@ def test_what_can_be_installed_is_and_the_rest_is_named(apt):
     assert apt.run("command -v nr-alpha nr-beta", check=False).stdout == ""
 
 
-MIRRORS = [
-    ("file:/nowhere", "File not found - /nowhere"),
-    ("http://mirror.invalid/debian", "resolv"),
-    ("http://192.0.2.1/debian", "Cannot initiate the connection to 192.0.2.1:80"),
-]
+MIRRORS = read_table(__file__, "MIRRORS")
 
 
 @pytest.mark.parametrize(("mirror", "cause"), rows(MIRRORS, "file:/nowhere"))
@@ -171,11 +167,7 @@ def test_a_lock_is_waited_for_and_reported_with_its_holder(apt, path):
 # What the others do and say: test_distributions.py holds the rows of dnf 4.14 and zypper 1.14
 # against the real ones; yum's are from its source.
 INSTALLS = 'for x; do :; done; printf "#!/bin/sh\\n" >/usr/bin/$x; chmod 755 /usr/bin/$x'
-CALLS = {
-    "dnf": ":-y --setopt=exit_on_lock=1 --setopt=install_weak_deps=0 install -- nr-dnf",
-    "yum": ":-y --setopt=exit_on_lock=1 install -- nr-yum",
-    "zypper": "30:--non-interactive install --no-recommends -- nr-zypper",
-}
+CALLS = read_table(__file__, "CALLS")
 #: What a manager says, its exit status, and the end of the failure; `case` is what made it so.
 FAILURES = json.loads((Path(__file__).parent / "data/package_managers.json").read_text())
 

@@ -1,6 +1,5 @@
 """The debugger of a rank in a step of Slurm; and in a Python that runs scripts of others."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from nodeready.agent import payload
 from nodeready.agent import run as supervisor
 from nodeready.agent.debugger import DebuggerConfig
-from tests.command import wait_for
+from tests.command import cannot_run, wait_for
 from tests.lab.stacks_job import HERE
 
 TRAIN = """
@@ -76,18 +75,12 @@ def root_314(tmp_path_factory) -> Path:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     mirror = (said.stdout.split() or ["http://deb.debian.org/debian"])[0]
-    words = ["--variant=extract", "--include=python3.14-minimal,libpython3.14-stdlib,libc6"]
-    words += [
-        "--aptopt=Acquire::Check-Valid-Until false",
-        "sid",
-        str(root),
-        f"deb {mirror} sid main",
-    ]
-    if (
-        not shutil.which("mmdebstrap")
-        or subprocess.run(["mmdebstrap", *words], capture_output=True, check=False).returncode
-    ):
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("Debian's Python 3.14 is not here")
+    argv = ["mmdebstrap", "--variant=extract", "--aptopt=Acquire::Check-Valid-Until false"]
+    argv += ["--include=python3.14-minimal,libpython3.14-stdlib,libc6", "sid", str(root)]
+    argv += [f"deb {mirror} sid main"]
+    lacks = not shutil.which(argv[0])
+    if lacks or subprocess.run(argv, capture_output=True, check=False).returncode:
+        cannot_run("Debian's Python 3.14 is not here")
     for name in ("bin", "lib", "lib64"):
         if not (root / name).exists():
             (root / name).symlink_to(f"usr/{name}")

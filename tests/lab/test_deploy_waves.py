@@ -1,13 +1,8 @@
 """`deploy --batch` on nodes: the third fails, the others stay as they were; then it goes on."""
 
 import json
-import signal
-import subprocess
-import sys
 
-from tests.command import wait_for
 from tests.helpers import nodeready
-from tests.paths import ROOT
 
 OURS = "/etc/security/limits.d/zz-nodeready.conf"
 #: Another run's lock, whose process lives.
@@ -41,29 +36,3 @@ def test_a_deploy_in_waves_stops_and_goes_on_with_the_untouched(fresh_nodes, inv
     nodes[2].run("rm /run/nodeready.lock")
     assert nodeready(*words).returncode == 0
     assert [node.run(there, check=False).returncode for node in nodes] == [0, 0, 0, 0]
-    done = nodeready(*words, "--undo")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [node.run(there, check=False).returncode for node in nodes] == [1, 1, 1, 1]
-
-
-def test_an_interrupt_within_a_wave_names_the_untouched(fresh_nodes, inventory):
-    nodes = sorted(fresh_nodes(3), key=lambda node: node.name)
-    where = inventory(nodes, lock_wait_s=60)
-    nodes[1].run(LOCKED)
-    words = ("deploy", where, "--only", "limits", "--yes", "--batch", "1")
-    there = f"test -e {OURS}"
-    with subprocess.Popen(
-        [sys.executable, "-m", "nodeready", *map(str, words)],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        wait_for(lambda: nodes[0].run(there, check=False).returncode == 0)
-        wait_for(lambda: nodes[1].run("pgrep -f [n]odeready:", check=False).stdout)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"changed     {nodes[0].name}" in out
-    assert f"untouched: {nodes[2].name}; continue: nodeready deploy" in err
-    assert [node.run(there, check=False).returncode for node in nodes] == [0, 1, 1]
-    nodes[1].run("rm /run/nodeready.lock")
-    assert nodeready(*words, "--limit", "@last-failed").returncode == 0
-    assert [node.run(there, check=False).returncode for node in nodes] == [0, 0, 0]

@@ -1,7 +1,5 @@
 """`nodeready diff` on real nodes: what was done to a node between two looks, and nothing else."""
 
-import json
-
 
 def test_what_was_done_to_a_node_is_what_diff_names(fresh_nodes, fleet, tool, tmp_path):
     nodes = fresh_nodes(3)
@@ -10,10 +8,10 @@ def test_what_was_done_to_a_node_is_what_diff_names(fresh_nodes, fleet, tool, tm
     for _ in range(2):
         tool("audit", where, "--format", "json", "-o", tmp_path / "before.json")
     same = tool("diff", where, "--since", "2", "--format", "json")
-    assert (same.status, json.loads(same.out)["changes"]) == (0, []), same
+    assert (same.status, same.document["changes"]) == (0, []), same
     odd.run("ip link set eth0 mtu 1400; sysctl -w kernel.pid_max=65536")
     done = tool("diff", where, "--since", "2", "--exit-code", "--format", "json")
-    changes = json.loads(done.out)["changes"]
+    changes = done.document["changes"]
     assert done.status == 3, done
     assert [(change["key"], change["nodes"]) for change in changes] == [
         ("host.pids_max", [odd.name]),
@@ -21,8 +19,8 @@ def test_what_was_done_to_a_node_is_what_diff_names(fresh_nodes, fleet, tool, tm
     ]
     tool("audit", where, "--format", "json", "-o", tmp_path / "after.json")
     files = tool("diff", tmp_path / "before.json", tmp_path / "after.json", "--format", "json")
-    assert json.loads(files.out)["changes"] == [{**change, "since": ""} for change in changes]
+    assert files.document["changes"] == [{**change, "since": ""} for change in changes]
     peer = tool("diff", where, "--limit", odd.name, "--against", nodes[0].name, "--format", "json")
     # The root of a node of the lab is mounted from a directory of its own.
-    keys = {change["key"] for change in json.loads(peer.out)["changes"]}
+    keys = {change["key"] for change in peer.document["changes"]}
     assert keys - {"host.mounts[/].options"} == {"nics.interfaces[eth0].mtu", "host.pids_max"}

@@ -158,11 +158,6 @@ except OSError:
 DBUS = "dbus-daemon --system --fork"
 
 
-def start_firewalld(node: ToolsNode) -> None:
-    node.run(f"{DBUS}; firewalld --nopid >/dev/null 2>&1")
-    wait_for(lambda: node.run("firewall-cmd --state", check=False).returncode == 0)
-
-
 def check_rules(node: ToolsNode, manager: str, case: dict[str, Any]) -> None:
     """No verdict is the opposite of what the kernel does with a connection."""
     node.run(f"({PEER}) >/dev/null 2>&1 </dev/null")
@@ -176,7 +171,8 @@ def check_rules(node: ToolsNode, manager: str, case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", cases(__file__, "data/distributions.json", "firewalld"))
 def test_the_rules_of_firewalld_are_read(node: ToolsNode, case):
-    start_firewalld(node)
+    node.run(f"{DBUS}; firewalld --nopid >/dev/null 2>&1")
+    wait_for(lambda: node.run("firewall-cmd --state", check=False).returncode == 0)
     check_rules(node, "firewalld", case)
 
 
@@ -186,10 +182,7 @@ def test_the_rules_and_sysctls_of_ufw_are_read(node: ToolsNode, case):
     check_rules(node, "ufw", case)
     boot = next_boot(node)
     assert node.run(f"sysctl -n {RANGE}").stdout.split() == ["20000", "30000"]
-    assert (boot.source, boot.text("")) == (
-        "/etc/ufw/sysctl.conf:1",
-        ", next boot 20000 30000",
-    )
+    assert (boot.source, boot.text("")) == ("/etc/ufw/sysctl.conf:1", ", next boot 20000 30000")
 
 
 # --- tuned.

@@ -3,7 +3,6 @@ hangs.
 """
 
 import json
-import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab import Lab, LabNode, down
+from nodeready.lab import Lab, LabNode
 from tests.cases import cases
 from tests.command import wait_for
+from tests.conftest import _lab_name, started_lab
 from tests.lab.stacks_job import PER_NODE, TRAIN, Job
 
 pytestmark = pytest.mark.nightly
@@ -31,12 +31,8 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def lab(lab_machine: None) -> Iterator[Lab]:
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    name = f"test-{worker}-{os.getpid()}-environment"
-    try:
-        yield Lab.up(name, 2, profile="h100")
-    finally:
-        down(name)
+    with started_lab(_lab_name("environment"), 2, "h100") as lab:
+        yield lab
 
 
 class WrongJob(Job):
@@ -94,7 +90,7 @@ def test_stacks_names_it_while_the_job_hangs(lab, fleet, tool, spoilt):
         if spoilt.get("torch"):
             wait_for(lambda: all("torch" in maps(job, rank) for rank in range(job.size)))
         done = tool("stacks", fleet(lab.nodes), "--interval", "0.5", "--format", "json")
-        document = json.loads(done.out)
+        document = done.document
         (witness,) = (row for row in document["witnesses"] if row["name"] == "environment")
         assert spoilt["words"] in "\n".join(row["text"] for row in witness["says"]), done
         if spoilt.get("torch"):
@@ -119,7 +115,7 @@ def test_smoke_names_it_before_the_job_starts(lab, fleet, tool, spoilt):
              for word in ("--env", f"{name}={value}")]  # fmt: skip
     done = tool("smoke", fleet(lab.nodes), "--engine", "pairs", "--gpus", "0", *words,
                 "--budget", "60", "--format", "json")  # fmt: skip
-    findings = json.loads(done.out)["environment"]
+    findings = done.document["environment"]
     texts = [f"{row['variable']}={row['value']} {row['problem']}".replace("= ", " ")
              for row in findings]  # fmt: skip
     assert spoilt["words"] in "\n".join(texts), done

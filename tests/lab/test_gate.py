@@ -9,9 +9,11 @@ from nodeready.core.policy import Policy
 from nodeready.fleet.transport import bundle
 from nodeready.subjects.gate import facts as probe
 from nodeready.subjects.gate import files as wanted
+from tests.cases import read_table
+from tests.command import POLICY
 from tests.helpers import nodeready
 
-SETTINGS = {"limit_memlock": 4096, "limit_nofile": 16384, "gate": True}
+SETTINGS = {**POLICY, "gate": True}
 ONLY = ("--only", "gate")
 SITE_CHECK = '[[check]]\nid = "allowed"\nrun = "echo no jobs"\nequals = "jobs"\nin = ["gate"]\n'
 LOGGER = '#!/bin/sh\necho "$*" >>/run/logged\n'
@@ -35,14 +37,8 @@ def logged(node) -> str:
 @pytest.fixture
 def node(fresh_nodes):
     """A node with a log that can be read, a Slurm that does not know us, and a node_exporter."""
-    (node,) = fresh_nodes(
-        1,
-        files={
-            "/usr/local/sbin/logger": (LOGGER, 0o755),
-            "/etc/slurm/slurm.conf": "ClusterName=x\n",
-            "/var/lib/prometheus/node-exporter/other.prom": "",
-        },
-    )
+    files = {"/usr/local/sbin/logger": (LOGGER, 0o755), "/etc/slurm/slurm.conf": "ClusterName=x\n"}
+    (node,) = fresh_nodes(1, {**files, "/var/lib/prometheus/node-exporter/other.prom": ""})
     return node
 
 
@@ -141,15 +137,7 @@ def test_where_systemd_runs_a_timer_of_its_own_starts_it(fresh_nodes, inventory)
 
 
 # What stands in the bundle's place, and: exit status of prolog and health check, is it logged.
-TOOLS = [
-    ("print('nodeready: go')", 0, False),
-    ("print('nodeready: no-go: a.b: c'); raise SystemExit(3)", 1, True),
-    ("import sys; sys.exit(0)", 0, True),
-    ("import sys; sys.exit(3)", 0, True),
-    ("\x00garbage\x00", 0, True),
-    (None, 0, True),
-    ("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)", 0, True),
-]
+TOOLS = read_table(__file__, "TOOLS")
 
 
 def test_only_an_answer_keeps_a_job_away(node, inventory):

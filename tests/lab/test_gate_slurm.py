@@ -28,7 +28,6 @@ pytestmark = pytest.mark.xdist_group("gate_slurm")
 
 @pytest.fixture(scope="module")
 def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The inventory of the cluster."""
     return tmp_path_factory.mktemp("gate") / "inventory.py"
 
 
@@ -208,10 +207,7 @@ def evidence(node: LabNode) -> list[str]:
 
 
 def drained_with_evidence(node: LabNode) -> str:
-    """Have the node drained; the whole evidence of that.
-
-    The stacks come last.
-    """
+    """Have the node drained; the whole evidence of that, of which the stacks come last."""
     traces: list[str] = []
 
     def is_whole() -> bool:

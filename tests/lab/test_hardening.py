@@ -2,8 +2,6 @@
 second run changes nothing. A node without them stands beside it for what a lab cannot have.
 """
 
-import json
-
 import pytest
 
 from tests.cases import cases
@@ -24,7 +22,7 @@ def test_a_hardened_node_is_repaired_like_any_other(fresh_nodes, fleet, tool, ca
     tool("deploy", where, "--yes")
     again = tool("deploy", where, "--yes")
     assert "0 changed (0 changes)" in again.out, again
-    audit = json.loads(tool("audit", where, "--format", "json").out)
+    audit = tool("audit", where, "--format", "json").document
     one, other = (
         {(row["check"], row["status"]) for row in node["results"] if row["status"] != "ok"}
         for node in audit["nodes"]

@@ -16,17 +16,15 @@ from nodeready.fleet.transport import bundle
 from nodeready.lab import LabNode
 from nodeready.subjects.snapshot import judge
 from tests.cases import read_table
-from tests.command import ours, wait_for, written
-from tests.helpers import observe, on
+from tests.command import POLICY, ours, wait_for, written
+from tests.helpers import Done, observe, on
 from tests.lab.test_proof_active import put as put_tools
 from tests.paths import ROOT
-
-Done = subprocess.CompletedProcess[str]
 
 #: Where the bundle is on a node.
 PLACE = "/opt/site/nodeready.pyz"
 #: What a lab's root can have, and what a lab does not have; a node is fine by it once deployed.
-LAB: dict[str, Any] = {"limit_memlock": 4096, "limit_nofile": 16384, "clock": "any"}
+LAB = {**POLICY, "clock": "any"}
 TEXTFILE = "/var/lib/prometheus/node-exporter/nodeready.prom"
 
 

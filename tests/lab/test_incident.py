@@ -94,7 +94,7 @@ def test_a_hang_is_kept_once_whole_and_without_secrets(job, fleet, tool, tmp_pat
     everything = b"".join(held.values())
     assert (TOKEN.encode() in everything, PASSWORD.encode() in everything) == (False, False)
     again = tool("stacks", "--from", kept / "stacks", "--format", "json")
-    kinds = [one["frames"][-2]["function"] for one in json.loads(again.out)["groups"]]
+    kinds = [one["frames"][-2]["function"] for one in again.document["groups"]]
     assert sorted(kinds) == ["all_reduce", "load_batch"]
     assert set(job.states()) == {"S"}
     done = tool(*words, "4711")

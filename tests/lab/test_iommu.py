@@ -14,6 +14,7 @@ import pytest
 from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import iommu
+from tests.cases import read_table
 from tests.lab.looks import deploy, statuses
 
 STEPS, DONE = [iommu.args], ["iommu.args"]
@@ -71,12 +72,7 @@ def expected(node: LabNode) -> list[str]:
 
 
 #: What Debian's files say before; what our piece makes of each line, tests/unit asks.
-DIRTY = {
-    "": 'GRUB_CMDLINE_LINUX=\'dyndbg="file drivers/* +p; func f" x=* iommu=soft "y=a b"\'\n',
-    ".d/50-cloud.cfg": 'GRUB_CMDLINE_LINUX_DEFAULT="console=ttyS0 iommu=off"\n',
-    ".d/60-sh.cfg": 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX a=1 \\\n $(echo b=2)"\n',
-    ".d/zzzz.cfg": 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX c=3 iommu=nopt"\r\n',
-}
+DIRTY = read_table(__file__, "DIRTY")
 #: The arguments of others afterwards, in front of ours and behind them.
 BEFORE = ["ro", 'dyndbg="file drivers/* +p; func f"', "x=*", '"y=a b"', "a=1", "b=2", "c=3"]
 BEHIND = ["console=ttyS0"]
@@ -122,20 +118,14 @@ def test_debian_keeps_other_tokens_and_drops_contradicting_ones(node):
 
 def test_rhel_goes_through_grubby(node):
     entries = "/boot/loader/entries"
-    rocky = node(
-        ROCKY,
-        "grubby",
-        "grub2-mkconfig",
-        **{
-            f"{entries}/1-5.14.0-503.conf": (
-                "title Rocky\nversion 5.14.0-503\nlinux /vmlinuz-5.14.0-503\n"
-                "options root=/dev/r ro iommu=soft a=1 $tuned_params\n"
-            ),
-            f"{entries}/1-5.14.0-427.conf": "linux /vmlinuz-5.14.0-427\noptions root=/dev/r ro\n",
-            "/boot/grub2/grubenv": "# GRUB Environment Block\ntuned_params=skew_tick=1\n####",
-            "/boot/grub2/grub.cfg": "blscfg\n",
-        },
-    )
+    files = {
+        f"{entries}/1-5.14.0-503.conf": "title Rocky\nversion 5.14.0-503\n"
+        "linux /vmlinuz-5.14.0-503\noptions root=/dev/r ro iommu=soft a=1 $tuned_params\n",
+        f"{entries}/1-5.14.0-427.conf": "linux /vmlinuz-5.14.0-427\noptions root=/dev/r ro\n",
+        "/boot/grub2/grubenv": "# GRUB Environment Block\ntuned_params=skew_tick=1\n####",
+        "/boot/grub2/grub.cfg": "blscfg\n",
+    }
+    rocky = node(ROCKY, "grubby", "grub2-mkconfig", **files)
     assert statuses(rocky, Policy(), "iommu")["iommu.args"] == "fail"
     assert deploy(rocky, Policy(), STEPS, "iommu") == DONE
     ours = " ".join(expected(rocky))

@@ -3,17 +3,14 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from nodeready.lab import LabNode, image, state
+from nodeready.lab import image, state
 from nodeready.lab.image import new_key
 from nodeready.lab.profiles import PROFILES
 from tests.command import wait_for
-
-Fresh = Callable[..., list[LabNode]]
 
 
 def test_sysctls_are_the_nodes_own(fresh_nodes):
@@ -81,7 +78,12 @@ def test_a_reset_node_is_as_on_the_first_day(fresh_node, tmp_path):
     known = tmp_path / "known_hosts"
     shutil.copy(fresh_node.lab.known_hosts, known)
     fresh_node.run("rm -rf /etc/ssh/ssh_config.d /usr/bin/python3 && echo x > /etc/environment")
+    fresh_node.run("echo old >/etc/old")
     fresh_node.reset()
+    # Nothing is left of the old disk.
+    home = fresh_node.lab.directory / "fs" / "nodes" / fresh_node.name
+    assert not list(home.glob("g*/upper*/etc/old"))
+    assert len(list(home.glob("g*"))) == 1
     found = fresh_node.run("ls -d /etc/ssh/ssh_config.d; cat /etc/environment").stdout
     assert found == "/etc/ssh/ssh_config.d\n"
     # Its host key is the same one: nobody has to be told.

@@ -1,6 +1,5 @@
 """What a shell on a node sees of its hardware, healthy and broken; what is real stays real."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from tests.cases import read_data
 from tests.command import Terminal
 from tests.helpers import nodeready
 from tests.paths import DOCS
-
-Fresh = Callable[..., list[LabNode]]
 
 
 def test_what_a_profile_does_not_have_stays_real(fresh_nodes):

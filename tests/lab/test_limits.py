@@ -1,7 +1,5 @@
 """Dirty nodes: whatever their files say, a new login gets the policy's limits."""
 
-from collections.abc import Callable
-
 from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.operations import limits as steps
@@ -11,7 +9,6 @@ from tests.lab.looks import deploy, judged, statuses
 POLICY = Policy(limit_memlock="1024", limit_nofile=4096)
 STEPS = (steps.logins, steps.services, steps.restart)
 CONF = "/etc/security/limits.conf"
-Fresh = Callable[..., list[LabNode]]
 
 
 def ulimits(node: LabNode, user: str) -> list[str]:
@@ -63,32 +60,3 @@ def test_a_new_login_has_the_limits_whatever_the_files_say(fresh_nodes):
     assert deploy(node, POLICY, STEPS, "limits") == []
     assert node.read(CONF) == lines
     assert node.testinfra().file(CONF).linked_to == "/srv/limits"
-
-
-def test_a_running_service_keeps_running_and_is_pending(fresh_nodes):
-    unit = "[Service]\nExecStart=/usr/sbin/slurmd\nLimitCORE=0\n"
-    override = "/etc/systemd/system/slurmd.service.d/override.conf"
-    dirt = {
-        "/usr/lib/systemd/system/slurmd.service": unit,
-        override: "[Service]\nLimitNOFILE=64\n",
-    }
-    node = fresh_nodes(1, files=dirt)[0]
-    node.run(
-        "cp /bin/sleep /usr/sbin/slurmd; "
-        "(ulimit -c 0; exec setsid /usr/sbin/slurmd 1000 >/dev/null 2>&1) &"
-    )
-    pid = node.run("until pidof slurmd; do sleep 0.05; done").stdout.strip()
-    assert statuses(node, POLICY, "limits")["limits.services"] == "fail"
-
-    assert deploy(node, POLICY, STEPS, "limits") == ["limits.logins", "limits.services"]
-
-    dropin = node.read("/etc/systemd/system/slurmd.service.d/zz-nodeready.conf").splitlines()
-    assert dropin[-4:] == [
-        "[Service]", "LimitCORE=infinity", "LimitMEMLOCK=1024K", "LimitNOFILE=4096",
-    ]  # fmt: skip
-    assert node.read(override) == dirt[override]
-    assert node.run("pidof slurmd").stdout.strip() == pid
-    result = judged(node, POLICY, "limits")["limits.running"]
-    assert result.status == "warn"
-    assert result.actual.startswith(f"pending: restart of slurmd (pid {pid}: core 0")
-    assert deploy(node, POLICY, STEPS, "limits") == []

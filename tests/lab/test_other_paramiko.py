@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_connection import evil, test_a_hostile_sshd_costs_its_own_row
+from tests.attacks.test_connection import (  # noqa: F401
+    evil,
+    test_a_hostile_sshd_costs_its_own_row,
+)
 from tests.command import Tool
 from tests.lab.releases import install, put_in_front, unit_tests, versions
-from tests.lab.test_ssh_transports import (
+from tests.lab.test_ssh_transports import (  # noqa: F401
     agent,
     audited,
     site,
@@ -23,16 +26,6 @@ from tests.paths import ROOT
 
 # One worker installs it, once.
 pytestmark = pytest.mark.xdist_group("other_paramiko")
-
-__all__ = [
-    "agent",
-    "audited",
-    "evil",
-    "site",
-    "test_a_hostile_sshd_costs_its_own_row",
-    "test_behind_a_jump_host_a_node_that_is_down_costs_itself",
-    "test_each_setting_means_what_it_means_to_ssh",
-]
 
 LOCK = ROOT / "requirements-paramiko.lock"
 

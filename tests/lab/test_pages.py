@@ -5,7 +5,6 @@ of the pages is four nodes, gpu001 to gpu004, with a job 4711 on them; the lab i
 starts itself.
 """
 
-import contextlib
 import os
 import re
 import subprocess
@@ -17,8 +16,8 @@ import pytest
 
 from nodeready.lab import Lab, LabNode, down
 from tests.cases import tomllib
-from tests.command import POLICY, ours, wait_for
-from tests.conftest import started_slurm
+from tests.command import POLICY, WAIVERS, ours, wait_for
+from tests.conftest import _lab_name, started_lab, started_slurm
 from tests.lab.stacks_job import Job
 from tests.paths import ROOT
 from tests.slurm_lab import SlurmLab
@@ -39,7 +38,6 @@ NIGHTLY = {
     "docs/lab.md", "docs/options.md", "docs/ready.md", "docs/smoke.md",
     "docs/install.md#a-slurm-site",
 }  # fmt: skip
-WAIVERS = {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}
 
 
 def rows_of(pages: Iterable[str]) -> list[Any]:
@@ -76,7 +74,6 @@ def page_text(page: str) -> str:
 
 
 def commands(page: str) -> list[str]:
-    """The command lines of the page's `sh` and `console` blocks, without comments."""
     blocks = re.findall(r"^ *```(sh|console)\n(.*?)^ *```", page_text(page), re.M | re.S)
     return [command for block in blocks for command in block_commands(*block)]
 
@@ -89,13 +86,9 @@ def test_every_command_of_a_page_is_listed(page):
 @pytest.fixture(scope="module")
 def cluster(lab_machine: None) -> Iterator[Job]:
     """The nodes of the pages, and the job 4711 on them."""
-    name = f"test-{WORKER}-{os.getpid()}-pages"
-    try:
-        job = Job(Lab.up(name, 4).nodes, slurm_job="4711")
-        yield job
-        assert not [row for node in job.nodes for row in ours(node)]
-    finally:
-        down(name)
+    with started_lab(_lab_name("pages"), 4) as lab:
+        yield Job(lab.nodes, slurm_job="4711")
+        assert not [row for node in lab.nodes for row in ours(node)]
 
 
 def make_home(home: Path, nodes: Sequence[LabNode]) -> list[str]:
@@ -200,15 +193,6 @@ WAITS = "ss -Htn state established dport = :29500 | grep -q ."
 #: A block of a page: a file, if its first line, or the one after `#!`, is a comment with its name.
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 FILE = re.compile(r"(?:#!.*\n)?# ([\w/]+(?:\.\w+)?)\n")
-
-
-@contextlib.contextmanager
-def started_lab(name: str, nodes: int) -> Iterator[Lab]:
-    """A lab, ended afterwards."""
-    try:
-        yield Lab.up(name, nodes)
-    finally:
-        down(name)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import Result
 from nodeready.lab import Lab, LabNode
 from nodeready.subjects.snapshot import judge
+from tests.cases import read_table
 from tests.command import wait_for
 from tests.helpers import observe
 from tests.lab.looks import judged
@@ -131,12 +132,7 @@ def test_busyboxs_find_names_the_holder(fresh_node):
 
 
 #: What nft does -> the status, and the reason.
-BROKEN = {
-    "echo Error: no >&2; exit 1": ("unknown", "listing the rules failed: nft: Error: no"),
-    "exec sleep 600": ("unknown", "listing the rules timed out"),
-    "while :; do echo 'table inet x {'; done": ("unknown", "listing the rules timed out"),
-    "": ("na", "not known: nft is not installed; `nodeready ready` proves it (proof.mesh)"),
-}
+BROKEN = read_table(__file__, "BROKEN")
 
 
 @pytest.mark.parametrize("script", rows(BROKEN, "exec sleep 600"))
@@ -149,14 +145,3 @@ def test_a_broken_nft_costs_the_firewall_alone(fresh_node, script):
     firewall = results["ports.firewall"]
     assert (firewall.status, firewall.actual) == BROKEN[script]
     assert statuses(results) == {**GOOD, "ports.firewall": firewall.status}
-
-
-def test_the_kernel_may_give_the_range_away(fresh_node):
-    key = "net.ipv4.ip_local_port_range"
-    fresh_node.run(f"sysctl -w {key}='20000 60999'")
-    results = looked(fresh_node)
-    assert statuses(results) == {**GOOD, "ports.ephemeral": "fail"}
-    assert "ephemeral 20000-60999" in results["ports.ephemeral"].actual
-    reserve = results["ports.ephemeral"].fix.partition(" in ")[0]
-    fresh_node.run(f"sysctl -w '{reserve}'")
-    assert statuses(looked(fresh_node)) == GOOD

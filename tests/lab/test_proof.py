@@ -54,30 +54,38 @@ def test_no_writable_place_is_needed(fresh_node, tmp):
 
 _LACK = "its stacks lack the target's function (root's too); its target "
 _LAST = 'for last; do :; done; /bin/kill -{} "$last"; echo "[]"'
-# Stand-ins for a py-spy that misbehaves: $4 and so on are the target's options.
+NO_JSON = "its output is no JSON of stacks"
+#: A tool that misbehaves: the tools, what they do instead ("": nothing is installed), the status
+#: of their proofs, and its first words. py-spy's $4 and so on are the target's options.
 STAND_INS = {
-    "missing": (None, "fail", "py-spy is not installed"),
-    "hangs": ("sleep 300 & exec sleep 301", "unknown", UNFINISHED),
-    "prints 1 GB": ("head -c 1000000000 /dev/zero", "fail", "its output is no JSON of stacks"),
-    "complains 1 GB": ("head -c 1000000000 /dev/zero >&2; exit 1", "fail", "\0" * 20),
-    "deep": ("head -c 200000 /dev/zero | tr '\\0' '['", "fail", "its output is no JSON of stacks"),
-    "crashes": ("kill -SEGV $$", "fail", "ended by signal 11"),
-    "stops": (_LAST.format("STOP"), "fail", f"{_LACK}stays stopped (state T)"),
-    "kills": (_LAST.format("KILL"), "fail", f"{_LACK}ended"),
+    "missing": ("py-spy", "", "fail", "py-spy is not installed"),
+    "hangs": ("py-spy", "sleep 300 & exec sleep 301", "unknown", UNFINISHED),
+    "gdb and strace hang": ("gdb strace", "exec sleep 300", "unknown", UNFINISHED),
+    "prints 1 GB": ("py-spy", "head -c 1000000000 /dev/zero", "fail", NO_JSON),
+    "complains 1 GB": ("py-spy", "head -c 1000000000 /dev/zero >&2; exit 1", "fail", "\0" * 20),
+    "deep": ("py-spy", "head -c 200000 /dev/zero | tr '\\0' '['", "fail", NO_JSON),
+    "crashes": ("py-spy", "kill -SEGV $$", "fail", "ended by signal 11"),
+    "stops": ("py-spy", _LAST.format("STOP"), "fail", f"{_LACK}stays stopped (state T)"),
+    "kills": ("py-spy", _LAST.format("KILL"), "fail", f"{_LACK}ended"),
 }
+USUAL = ("missing", "hangs", "gdb and strace hang", "stops")
 
 
-@pytest.mark.parametrize("name", rows(STAND_INS, "missing", "hangs", "stops"))
-def test_a_py_spy_that_misbehaves_costs_nothing_else(fresh_node, name):
-    script, status, actual = STAND_INS[name]
-    if script is not None:
-        fresh_node.write(SPY, f"#!/bin/sh\n{script}\n", mode=0o755)
+@pytest.mark.parametrize("name", rows(STAND_INS, *USUAL))
+def test_a_tool_that_misbehaves_costs_nothing_else(fresh_node, name):
+    tools, script, status, actual = STAND_INS[name]
+    put_py_spy(fresh_node)
+    for tool in tools.split():
+        fresh_node.write(f"/usr/local/bin/{tool}", f"#!/bin/sh\n{script}\n", mode=0o755)
+        if not script:
+            fresh_node.enter(["rm", f"/usr/local/bin/{tool}"])
     before = written(fresh_node)
-    found = judged(prove(fresh_node, limit_s=8 if name == "hangs" else 40))
-    for check in FIVE[:3]:
+    found = judged(prove(fresh_node, limit_s=8 if "hang" in name else 40))
+    broken, sound = (FIVE[:3], FIVE[3:]) if tools == "py-spy" else (FIVE[3:], FIVE[:1])
+    for check in broken:
         assert found[check][0] == status
         assert found[check][1].startswith(actual)
-    assert {found[check][0] for check in ("user", "limits", "gdb", "strace")} == {"ok"}
+    assert {found[check][0] for check in ("user", "limits", *sound)} == {"ok"}
     assert written(fresh_node) == before
 
 
@@ -107,17 +115,6 @@ def test_killed_in_the_middle_nothing_is_left(fresh_node, login, number):
     fresh_node.enter(["kill", f"-{number}", pid])
     wait_for(lambda: processes(fresh_node) == before)
     assert "Traceback" not in fresh_node.read("/run/user/out")
-
-
-def test_tools_that_hang_on_a_node(fresh_node):
-    put_py_spy(fresh_node)
-    for tool in ("gdb", "strace"):
-        fresh_node.write(f"/usr/local/bin/{tool}", "#!/bin/sh\nexec sleep 300\n", mode=0o755)
-    before = written(fresh_node)
-    found = judged(prove(fresh_node, limit_s=8))
-    assert found["gdb"] == found["strace"] == ("unknown", UNFINISHED)
-    assert found["attach"][0] == "ok"
-    assert written(fresh_node) == before
 
 
 def test_what_is_asked_for_where_a_tool_does_not_start_is_enough(fresh_node):
@@ -226,13 +223,8 @@ def test_what_a_job_uses_is_tried_as_its_user(fresh_node, script, expected):
     assert fresh_node.run("ls -A /tmp /dev/shm /home/ml | grep nodeready; :").stdout == ""
 
 
-ACCOUNTS = {
-    "nobodysuch": ("", "no such user: nobodysuch"),
-    "expired": ("useradd -m -e 1970-01-02 expired", "expired"),
-    "nologin": ("useradd -m -s /usr/sbin/nologin nologin", ""),
-    "homeless": ("useradd -M homeless", ""),
-    "must": ("useradd -m must && chage -d 0 must", "You are required to change your password"),
-}
+#: An account, what makes it, and why it opens no session.
+ACCOUNTS = read_table(__file__, "ACCOUNTS")
 
 
 @pytest.mark.nightly

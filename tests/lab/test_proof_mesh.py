@@ -1,6 +1,5 @@
 """The mesh between real nodes: what is wrong is named exactly, and nobody else is touched."""
 
-import json
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ ONLY = ("--only", "proof.ports,proof.mesh", "--format", "json")
 
 @pytest.fixture
 def start(tool: Tool, fleet: Callable[..., Path]) -> Callable[..., Popen[bytes]]:
-    """`ready` over these nodes, running."""
 
     def begin(nodes: Sequence[LabNode], *words: object, **data: object) -> Popen[bytes]:
         user = () if "_sudo" in data else ("--user", "root")
@@ -31,12 +29,10 @@ def start(tool: Tool, fleet: Callable[..., Path]) -> Callable[..., Popen[bytes]]
 
 def not_ok(done: Done, check: str = "proof.mesh") -> dict[str, tuple[str, str]]:
     """The nodes of which this check is not ok: status and actual."""
-    assert done.out, done
     return {
-        node["name"]: (result["status"], result["actual"])
-        for node in json.loads(done.out)["nodes"]
-        for result in node["results"]
-        if result["check"] == check and result["status"] != "ok"
+        name: (results[check]["status"], results[check]["actual"])
+        for name, results in done.results.items()
+        if check in results and results[check]["status"] != "ok"
     }
 
 

@@ -1,6 +1,5 @@
 """ssh and pdsh from node to node: what `ready` makes of them, on real nodes."""
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from tests.command import Tool, ours
 
 KNOWN = "/etc/ssh/ssh_known_hosts"
 USER = "ml"
+WELL = ("ok", "na")
 ONLY = ("--only", "proof.ssh,proof.pdsh", "--format", "json")
 
 
@@ -33,15 +33,10 @@ def bad(tool: Tool, fleet: Callable[..., Path]) -> Callable[..., dict[str, dict[
     """``{node: {check: actual}}`` of what is not well, for the job's user on these nodes."""
 
     def ask(nodes: Sequence[LabNode]) -> dict[str, dict[str, str]]:
-        done = tool("ready", fleet(nodes), "--user", USER, *ONLY)
-        assert done.out, done
+        results = tool("ready", fleet(nodes), "--user", USER, *ONLY).results
         found = {
-            node["name"]: {
-                one["check"]: one["actual"]
-                for one in node["results"]
-                if one["status"] not in ("ok", "na")
-            }
-            for node in json.loads(done.out)["nodes"]
+            name: {check: r["actual"] for check, r in rows.items() if r["status"] not in WELL}
+            for name, rows in results.items()
         }
         return {name: told for name, told in found.items() if told}
 
@@ -101,14 +96,7 @@ def test_the_right_node_is_named_with_the_right_cause(fresh_nodes, bad):
 
 
 #: Lines of a user's own configuration that keep a login from a peer -> what is said of them.
-OWN_LINES = {
-    "User nobody": "user nobody",
-    "IdentitiesOnly yes\nIdentityFile ~/.ssh/old": "identitiesonly yes, .*identityfile ~/.ssh/old",
-    "PubkeyAuthentication no": "pubkeyauthentication (no|false)",
-    "AddressFamily inet6": "addressfamily inet6",
-    "HostName {other}": "hostname {other}",
-    "Port 2222": "port 2222",
-}
+OWN_LINES = read_table(__file__, "OWN_LINES")
 
 
 @pytest.mark.nightly
@@ -180,7 +168,6 @@ def test_what_hangs_after_the_login_costs_only_itself(fresh_nodes, bad):
     assert no_client(first)
 
 
-HOME = f"/home/{USER}"
 #: What gives pdsh another remote command: files -> words of the finding, "": it is none. What is
 #: to be done then is asked of tests/unit.
 WRONG_DEFAULTS = read_table(__file__, "WRONG_DEFAULTS")

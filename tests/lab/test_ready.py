@@ -1,6 +1,5 @@
 """`nodeready ready` on real nodes: who is ready, why not, within its budget; and nothing stays."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,21 +9,18 @@ from nodeready.fleet.inventory.nodeset import expand
 from nodeready.lab import LabNode
 from nodeready.lab.host import reachable_limits
 from tests.cases import cases
-from tests.command import Tool, ours, wait_for
-
-#: What a lab cannot show: see inventories/lab.py.
-WAIVED = {"waivers": {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}}
+from tests.command import WAIVERS, Tool, ours, wait_for
 
 
 @pytest.fixture
 def prepared(
     fresh_nodes: Callable[..., list[LabNode]], fleet: Callable[..., Path], tool: Tool
 ) -> Callable[..., tuple[list[LabNode], Path]]:
-    """Nodes after a deploy, and their inventory: ``prepared(3, other={}, key=value)``."""
+    """Nodes after a deploy, and their inventory."""
 
-    def make(count: int, **policy: object) -> tuple[list[LabNode], Path]:
+    def make(count: int) -> tuple[list[LabNode], Path]:
         nodes = fresh_nodes(count)
-        where = fleet(nodes, **{**WAIVED, **policy})
+        where = fleet(nodes, waivers=WAIVERS)
         done = tool("deploy", where, "--yes", "-q")
         assert done.status == 0, done
         return nodes, where
@@ -44,14 +40,14 @@ def test_a_healthy_node_however_odd_is_ready(fresh_nodes, fleet, tool, case):
         for path, text in case.get("files", {}).items():
             node.write(path if path.startswith("/") else f"/home/ml/{path}", text)
         node.run(f"{case.get('does', ':')}; chown -R {user}: ~{user}")
-    where = fleet(nodes, **reachable_limits(), **WAIVED)
+    where = fleet(nodes, **reachable_limits(), waivers=WAIVERS)
     done = tool("deploy", where, "--yes", "-q")
     assert done.status == 0, done
     done = tool("ready", where, "--user", user, "--format", "json")
     bad = {
-        result["check"]: (result["status"], result["actual"])
-        for report in json.loads(done.out)["nodes"]
-        for result in report["results"]
+        check: (result["status"], result["actual"])
+        for results in done.results.values()
+        for check, result in results.items()
         if result["status"] in ("fail", "warn", "unknown")
     }
     states = case.get("states", {})
@@ -74,7 +70,7 @@ def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
     words = ("ready", where, "--user", "root", "--hostfile-out", hosts)
     done = tool(*words, "--hostfile-format", "exclude", "--format", "json")
     assert done.status == 4, done
-    made = json.loads(done.out)
+    made = done.document
     assert made["go"] == [good.name]
     assert not made["enough"]
     reasons = made["no_go"]
@@ -87,20 +83,6 @@ def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
     assert hosts.read_text() == f"{good.name}\n"
 
 
-@pytest.mark.nightly
-def test_a_collective_is_proved_where_it_is_named(fresh_nodes, fleet, tool):
-    nodes = fresh_nodes(4)
-    where = fleet(nodes)
-    words = ("ready", where, "--user", "root", "--budget", 150, "--format", "json")
-    well = tool(*words, "--only", "proof.collective")
-    assert (well.status, json.loads(well.out)["go"]) == (0, [node.name for node in nodes]), well
-    deaf = nodes[2]
-    deaf.enter(["iptables", "-A", "OUTPUT", "-p", "tcp", "--dport", "29500:29510", "-j", "DROP"])
-    done = tool(*words, "--only", "proof.collective")
-    assert (done.status, [*json.loads(done.out)["no_go"]]) == (3, [deaf.name]), done
-    assert not any(ours(node) for node in nodes)
-
-
 def test_what_the_budget_cuts_off_is_unknown_and_ends(prepared, tool):
     """A node that hangs after its connection, and a py-spy that hangs: the others are ready."""
     (good, slow, frozen), where = prepared(3)
@@ -109,7 +91,7 @@ def test_what_the_budget_cuts_off_is_unknown_and_ends(prepared, tool):
     words = ("--only", "proof.attach,proof.gdb", "--budget", "10", "--format", "json")
     done = tool("ready", where, "--user", "root", *words)
     assert done.status == 4, done
-    made = json.loads(done.out)
+    made = done.document
     assert made["go"] == [good.name]
     assert [reason.partition(":")[0] for reason in made["no_go"][slow.name]] == ["proof.attach"]
     assert not ours(slow)
@@ -119,7 +101,7 @@ def test_what_the_budget_cuts_off_is_unknown_and_ends(prepared, tool):
 
 def test_a_job_runs_on_the_nodes_that_are_ready_and_on_no_other(slurm_lab, fleet, tool, tmp_path):
     first, bad, last = slurm_lab.nodes
-    where = fleet(slurm_lab.nodes, **WAIVED)
+    where = fleet(slurm_lab.nodes, waivers=WAIVERS)
     done = tool("deploy", where, "--yes", "-q")
     assert done.status == 0, done
     bad.run("mv /etc/pdsh/rcmd_default /root/rcmd_default; mv /usr/bin/gdb /usr/bin/gdb.away")

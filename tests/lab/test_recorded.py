@@ -10,37 +10,28 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab import Lab, LabNode, down
+from nodeready.lab import LabNode
 from nodeready.subjects.gate import facts as gate
-from tests.command import wait_for
+from tests.command import POLICY, wait_for
+from tests.conftest import _lab_name, started_lab
 from tests.helpers import nodeready, project
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
 #: What a lab's nodes can be; each is well by it once it is deployed.
-SETTINGS: dict[str, Any] = {
-    "limit_memlock": 4096,
-    "limit_nofile": 16384,
-    "clock": "any",
-    "gate": True,
-    "gate_directory": "/srv/nodeready",
-}
+SETTINGS = {**POLICY, "clock": "any", "gate": True, "gate_directory": "/srv/nodeready"}
 
 
 @pytest.fixture(scope="module")
 def nodes(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LabNode]]:
-    name = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}-recorded"
     path = tmp_path_factory.mktemp("inventory") / "inventory.py"
-    try:
-        nodes = Lab.up(name, 3).nodes
-        path.write_text(f"lab = ({[n.inventory_data() for n in nodes]!r}, {SETTINGS!r})\n")
-        for node in nodes:
+    with started_lab(_lab_name("recorded"), 3) as lab:
+        path.write_text(f"lab = ({lab.inventory_data()!r}, {SETTINGS!r})\n")
+        for node in lab.nodes:
             node.run("mkdir -p /srv/nodeready /var/lib/prometheus/node-exporter")
         deployed = nodeready("deploy", path, "--yes")
         assert deployed.returncode in (0, 3), deployed
-        yield nodes
-    finally:
-        down(name)
+        yield lab.nodes
 
 
 @pytest.fixture
@@ -60,7 +51,7 @@ def judge(node: LabNode) -> str:
 def audit(tool: Any, where: Path, place: object, **how: Any) -> tuple[Any, dict[str, Any]]:
     """(how the command ended, node -> its row)"""
     done = tool("audit", where, "--recorded", place, "--format", "json", **how)
-    shown = json.loads(done.out)
+    shown = done.document
     return done, {node["name"]: node for node in shown["nodes"]}
 
 
@@ -94,7 +85,7 @@ def test_a_directory_tells_what_the_nodes_would_and_how_old_that_is(gated, tool,
         assert text == node.read(gate.VERDICT)
         (place / f"{node.name}.json").write_text(text)
     done, rows = audit(tool, where, place)
-    asked = json.loads(tool("audit", where, "--format", "json").out)
+    asked = tool("audit", where, "--format", "json").document
     for node, row in zip(asked["nodes"][:2], list(rows.values())[:2], strict=True):
         same(row, node)
     assert done.status == 3, done

@@ -3,7 +3,6 @@
 What ssh itself does with the same words is the judge, wherever ssh can be asked.
 """
 
-import json
 import os
 import re
 import shutil
@@ -28,9 +27,8 @@ AUDIT = ("--only", "ptrace", "--format", "json")
 
 def reached(done: Done) -> dict[str, str]:
     """Each node of an audit: "" when it was reached, else why not."""
-    made = json.loads(done.out)
-    reasons = {gap["node"]: gap["reason"] for gap in made["gaps"]}
-    return {node["name"]: reasons.get(node["name"], "") for node in made["nodes"]}
+    reasons = {gap["node"]: gap["reason"] for gap in done.document["gaps"]}
+    return {node["name"]: reasons.get(node["name"], "") for node in done.document["nodes"]}
 
 
 class Logins:
@@ -172,11 +170,8 @@ def furnish(site: Site, agent: Callable[..., str]) -> dict[str, str]:
     node.stop_sshd()
     node.resume_sshd()
     known_hosts(site)
-    site.words |= {
-        "agent": agent(d / "k2"),
-        "cert_agent": agent(d / "beside"),
-        "user_agent": agent(d / "user"),
-    }
+    agents = {"agent": "k2", "cert_agent": "beside", "user_agent": "user"}
+    site.words |= {name: agent(d / key) for name, key in agents.items()}
     opened = Path(shutil.copy(d / "locked", d / "unlocked"))
     site.keygen("-p", "-P", "secret", "-N", "", "-f", "unlocked")
     site.words["locked_agent"] = agent(opened)
@@ -294,9 +289,8 @@ def test_an_sshd_that_takes_one_session_gets_another_connection(tool, fleet, fre
     sshd(fresh_node, "MaxSessions 1\n")
     before = Logins(fresh_node)
     words = ("--user", "ml", "--only", "ptrace,proof.user,proof.mesh", "--format", "json")
-    done = tool("ready", fleet([fresh_node]), *words)
-    (node,) = json.loads(done.out)["nodes"]
-    statuses = {result["check"]: result["status"] for result in node["results"]}
+    (results,) = tool("ready", fleet([fresh_node]), *words).results.values()
+    statuses = {check: result["status"] for check, result in results.items()}
     assert statuses["proof.user"] == "ok"
     assert "unknown" not in statuses.values()
     assert 2 <= before() <= 3
@@ -473,12 +467,9 @@ def test_a_masters_connection_is_used_instead_of_a_login(site, fleet, short, aud
             master.kill()
             master.wait()
             said += running.communicate("\n")[0]
-        words = (
-            "Answer(stdout='one\\n'",
-            "rc=7",
-            "None connection lost (the master of ssh has ended)",
-        )
-        assert all(word in said for word in (*words, "three")), said
+        lost = "None connection lost (the master of ssh has ended)"
+        for words in ("Answer(stdout='one\\n'", "rc=7", lost, "three"):
+            assert words in said, said
         assert logins() == 3
     finally:
         master.kill()

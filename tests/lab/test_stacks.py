@@ -1,5 +1,6 @@
 """`nodeready stacks` on real nodes: who stands where, who is missing; nobody is touched."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from nodeready.core.policy import Policy
-from nodeready.lab import Lab, LabNode, down
+from nodeready.lab import Lab, LabNode
 from nodeready.runs.deploy import py_spy_binary
 from tests.command import Done, ours, wait_for
-from tests.conftest import Login
+from tests.conftest import Login, _lab_name, started_lab
 from tests.lab.stacks_job import HERE, PY_SPY, TRAIN, Job
 
 QUICK = ("--interval", "0.3")
@@ -23,11 +24,8 @@ QUICK = ("--interval", "0.3")
 @pytest.fixture(scope="module")
 def job(lab_machine: None) -> Iterator[Job]:
     """Eight ranks on four nodes, shared by the tests here: each leaves it as it was."""
-    name = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}-stacks"
-    try:
-        yield Job(Lab.up(name, 4).nodes)
-    finally:
-        down(name)
+    with started_lab(_lab_name("stacks"), 4) as lab:
+        yield Job(lab.nodes)
 
 
 @pytest.fixture
@@ -42,7 +40,7 @@ def where(job: Job, fleet: Callable[..., Path]) -> Iterator[Path]:
 
 def groups(done: Done) -> list[tuple[str, list[int]]]:
     """Kind and ranks of each group, of a run with --format json."""
-    return [(one["kind"], one["ranks"]) for one in json.loads(done.out)["groups"]]
+    return [(one["kind"], one["ranks"]) for one in done.document["groups"]]
 
 
 def test_a_missing_rank_and_one_that_is_stopped(job, where, tool):
@@ -63,17 +61,22 @@ def test_without_py_spy_there_is_what_the_kernel_tells_and_what_to_do(job, where
         node.enter(["mv", f"{PY_SPY}.away", PY_SPY])
     assert done.status == 3, done
     assert groups(done) == [("no-data", [2, 3]), ("stack", [0, 1, 4, 5, 6, 7])]
-    assert {one["state"] for one in json.loads(done.out)["processes"]} == {"S"}
+    assert {one["state"] for one in done.document["processes"]} == {"S"}
     assert "py-spy is not installed (nodeready deploy installs it)" in table.out
 
 
-def test_a_variable_that_keeps_ranks_apart_is_named_before_the_hang(job, where, tool):
+def test_a_check_of_a_job_names_a_variable_that_keeps_ranks_apart(job, where, tool):
     job.environment = "GLOO_SOCKET_IFNAME=lo"
     with job.elsewhere(5, "all_reduce"):
         job.environment = ""
         done = tool("stacks", where, *QUICK, "--check", "--format", "json")
-    rows = [row for row in json.loads(done.out)["findings"] if row["item"] == "environment"]
-    (wrong,) = (row for row in rows if row["result"] == "fail")
+    found = {(row["item"], row["result"]): row for row in done.document["findings"]}
+    assert found["stack", "ok"]["ranks"] == [*range(8)], done
+    assert {row["found"] for (item, _), row in found.items() if item == "recorder"} == {
+        "no PyTorch is loaded"
+    }
+    assert (done.status, ("log", "fail") in found) == (3, True), done
+    wrong = found["environment", "fail"]
     assert (wrong["ranks"], wrong["nodes"]) == ([5], [job.node(5).name]), done
     assert wrong["found"] == "GLOO_SOCKET_IFNAME=lo leads to the node itself"
 
@@ -89,13 +92,11 @@ def test_what_is_kept_is_all_of_one_run(job, where, tool, tmp_path):
         away.resume_sshd()
     assert done.status == 4, done
     assert groups(done)[-2:] == [("stack", [1]), ("stack", [0, 2, 3, 4, 5])]
-    (gap,) = json.loads(done.out)["gaps"]
-    name, error = gap["node"], gap["reason"]
-    assert (name, "connection refused" in error) == (away.name, True)
-    names = {f"trace-{node.name}.json" for node in job.nodes}
-    forms = {"stacks.json", "stacks.html"}
-    assert {path.name for path in kept.iterdir()} == names | forms
-    assert json.loads((kept / "stacks.json").read_text()) == json.loads(done.out)
+    (gap,) = done.document["gaps"]
+    assert (gap["node"], "connection refused" in gap["reason"]) == (away.name, True)
+    names = {"stacks.json", "stacks.html", *(f"trace-{node.name}.json" for node in job.nodes)}
+    assert {path.name for path in kept.iterdir()} == names
+    assert json.loads((kept / "stacks.json").read_text()) == done.document
     # The next run into it: what the first one knew of other nodes does not stay.
     fewer = tool("stacks", where, *QUICK, "--limit", job.nodes[0].name, "-o", kept)
     # Nobody asked for the others: they are not missing.
@@ -116,16 +117,37 @@ def test_no_rank_anywhere_says_what_was_looked_for_and_what_runs_instead(job, wh
 def test_a_process_and_a_pattern_are_ways_to_choose(job, where, tool):
     limit = ("--limit", job.node(4).name, "--pid", job.pids[4])
     one = tool("stacks", where, *QUICK, *limit, "--format", "json")
-    assert [p["pid"] for p in json.loads(one.out)["processes"]] == [job.pids[4]]
+    assert [p["pid"] for p in one.document["processes"]] == [job.pids[4]]
     with job.elsewhere(0):
         some = tool("stacks", where, *QUICK, "--match", "load_[b]atch", "--format", "json")
-    assert [p["rank"] for p in json.loads(some.out)["processes"]] == [0]
+    assert [p["rank"] for p in some.document["processes"]] == [0]
+
+
+@contextlib.contextmanager
+def program(job: Job, name: str, text: str, *words: str) -> Iterator[None]:
+    """Eight ranks of another job, MASTER_ADDR=NAME, once all of them stand."""
+    files = [f"{HERE}/at-{rank}" for rank in range(8)]
+    for node in job.nodes:
+        node.write(f"{HERE}/{name}.py", text)
+        node.enter(["rm", "-f", *files])
+    for rank in range(8):
+        variables = f"RANK={rank} WORLD_SIZE=8 MASTER_ADDR={name} MASTER_PORT=1"
+        line = f"{variables} setsid /usr/bin/python3 {HERE}/{name}.py {' '.join(words)}"
+        job.node(rank).run(f"{line} </dev/null >/dev/null 2>&1 &")
+    try:
+        at = [Path(f"/proc/{job.node(r).pid}/root{file}") for r, file in enumerate(files)]
+        wait_for(lambda: all(path.exists() for path in at))
+        yield
+    finally:
+        for node in job.nodes:
+            # Some may have ended when another one did.
+            node.enter(["pkill", "-KILL", "-f", f"{name}.py"], check=False)
 
 
 #: Rank 5, on another node than most, has all connections; the others wait at their other ends.
 TALKS = f"""
 import os, socket, sys, time
-rank, address = int(os.environ["RANK"]), (sys.argv[2], 29600)
+rank, address = int(os.environ["RANK"]), (sys.argv[1], 29600)
 def serve():
     server = socket.create_server(("", 29600))
     kept = [server.accept() for _ in range(7)]
@@ -146,24 +168,11 @@ serve() if rank == 5 else fetch()
 
 @pytest.mark.nightly
 def test_ranks_of_all_nodes_wait_for_the_one_that_has_the_other_ends(job, where, tool):
-    for node in job.nodes:
-        node.write(f"{HERE}/talks.py", TALKS)
-        node.enter(["rm", "-f", *(f"{HERE}/at-{rank}" for rank in range(8))])
-    for rank in range(8):
-        words = f"RANK={rank} WORLD_SIZE=8 MASTER_ADDR=talks MASTER_PORT=1 setsid /usr/bin/python3"
-        line = f"{HERE}/talks.py talks {job.node(5).address} </dev/null >/dev/null 2>&1 &"
-        job.node(rank).run(f"{words} {line}")
-    try:
-        at = {r: Path(f"/proc/{job.node(r).pid}/root{HERE}/at-{r}") for r in range(8)}
-        wait_for(lambda: all(path.exists() for path in at.values()))
+    with program(job, "talks", TALKS, job.node(5).address):
         done = tool("stacks", where, *QUICK, "--job", "talks:1", "--format", "json")
-    finally:
-        for node in job.nodes:
-            # Some end by themselves when rank 5 does.
-            node.enter(["pkill", "-KILL", "-f", "talks.py talks"], check=False)
     assert groups(done) == [("stack", [5]), ("stack", [0, 1, 2, 3, 4, 6, 7])]
-    assert [one["role"] for one in json.loads(done.out)["groups"]] == ["suspect", "victim"]
-    assert "7 ranks wait for it, or it may be slow" in json.loads(done.out)["verdict"]["text"]
+    assert [one["role"] for one in done.document["groups"]] == ["suspect", "victim"]
+    assert "7 ranks wait for it, or it may be slow" in done.document["verdict"]["text"]
 
 
 #: A thread without Python waits in a semaphore, on rank 5 in pause(2).
@@ -187,23 +196,10 @@ train()
 
 
 def test_a_thread_without_python_that_waits_differently_is_possible(job, where, tool):
-    for node in job.nodes:
-        node.write(f"{HERE}/native.py", NATIVE)
-        node.enter(["rm", "-f", *(f"{HERE}/at-{rank}" for rank in range(8))])
-    for rank in range(8):
-        words = f"RANK={rank} WORLD_SIZE=8 MASTER_ADDR=native MASTER_PORT=1 setsid"
-        line = f"/usr/bin/python3 {HERE}/native.py </dev/null >/dev/null 2>&1 &"
-        job.node(rank).run(f"{words} {line}")
-    try:
-        at = {r: Path(f"/proc/{job.node(r).pid}/root{HERE}/at-{r}") for r in range(8)}
-        wait_for(lambda: all(path.exists() for path in at.values()))
-        words = ("stacks", where, *QUICK, "--job", "native:1", "--format", "json")
-        done = tool(*words)
-        native = tool(*words, "--native")
-    finally:
-        for node in job.nodes:
-            node.enter(["pkill", "-KILL", "-f", "native.py"], check=False)
-    found, unwound = json.loads(done.out), json.loads(native.out)
+    words = ("stacks", where, *QUICK, "--job", "native:1", "--format", "json")
+    with program(job, "native", NATIVE):
+        done, native = tool(*words), tool(*words, "--native")
+    found, unwound = done.document, native.document
     (odd,) = found["odd_threads"]
     assert (odd["rank"], odd["node"], odd["name"]) == (5, job.node(5).name, "rt-worker-N")
     assert "pause" in odd["wait"]
@@ -214,11 +210,11 @@ def test_a_thread_without_python_that_waits_differently_is_possible(job, where, 
 
 
 def test_this_machine_without_any_connection(tool, tmp_path):
-    program = tmp_path / "train.py"
-    program.write_text(TRAIN.replace(HERE, str(tmp_path)))
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN.replace(HERE, str(tmp_path)))
     words = ("stacks", "--local", "--job", f"{tmp_path.name}:29500", *QUICK, "--format", "json")
     own = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": tmp_path.name, "MASTER_PORT": "29500"}
-    rank = subprocess.Popen([sys.executable, program, "all_reduce"], env={**os.environ, **own})
+    rank = subprocess.Popen([sys.executable, script, "all_reduce"], env={**os.environ, **own})
     try:
         wait_for((tmp_path / "at-0").exists)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -228,7 +224,7 @@ def test_this_machine_without_any_connection(tool, tmp_path):
         rank.wait()
     assert done.status == 3, done
     assert groups(done) == [("missing", [1]), ("stack", [0])]
-    assert json.loads(done.out)["groups"][1]["nodes"] == [os.uname().nodename]
+    assert done.document["groups"][1]["nodes"] == [os.uname().nodename]
 
 
 def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
@@ -248,19 +244,10 @@ def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
         slow.enter(["mv", f"{PY_SPY}.away", PY_SPY])
     assert done.status == 130, done
     assert f"interrupted: the results are partial; not {slow.name}" in done.err
-    assert json.loads(done.out)["complete"] is False
-    assert [(gap["node"], gap["kind"]) for gap in json.loads(done.out)["gaps"]] == [
-        (slow.name, "interrupted")
-    ]
+    assert done.document["complete"] is False
+    (gap,) = done.document["gaps"]
+    assert (gap["node"], gap["kind"]) == (slow.name, "interrupted")
     assert groups(done)[-1] == ("stack", [0, 1, 2, 3, 4, 5])
-
-
-def test_a_check_of_a_job(job, where, tool):
-    done = tool("stacks", where, *QUICK, "--check", "--format", "json")
-    found = {one["item"]: one for one in json.loads(done.out)["findings"]}
-    assert (found["stack"]["result"], found["stack"]["ranks"]) == ("ok", [*range(8)]), done
-    assert found["recorder"]["found"] == "no PyTorch is loaded"
-    assert (done.status, found["log"]["result"]) == (3, "fail")
 
 
 def test_what_a_node_with_gpus_and_infiniband_tells_beside_the_stacks(
@@ -291,9 +278,7 @@ def test_what_a_node_with_gpus_and_infiniband_tells_beside_the_stacks(
 
 
 def start_step(login: Login, lab: Lab, nodes: int) -> str:
-    """The number of a job with two ranks on each of the first nodes; its last rank stands
-    elsewhere.
-    """
+    """The number of a job with two ranks on each of the first nodes."""
     words = (f"-N{nodes}", "--ntasks-per-node=2", "-o", f"{HERE}/log-%j")
     return start_ranks(login, lab, [node for node in lab.nodes[:nodes] for _ in "12"], words)
 
@@ -307,9 +292,8 @@ def start_ranks(
     step: str = "-l --ntasks-per-node=2",
     rest: Sequence[str] = (),
 ) -> str:
-    """The number of a job of `sbatch WORDS --wrap ... REST`, once its ranks stand.
-
-    places: the node of each rank
+    """The number of a job of `sbatch WORDS --wrap ... REST`, once its ranks stand, the last one
+    elsewhere. places: the node of each rank.
     """
     binary = py_spy_binary.binary(Policy().py_spy_version, os.uname().machine)
     for node in lab.nodes:
@@ -336,7 +320,7 @@ def test_as_a_step_of_the_job_by_an_ordinary_user(slurm_lab, login, running, too
     words = ("stacks", "--via", "srun", "--job", running, *QUICK)
     done = tool(*words, "--native", "--format", "json", env=login.env)
     assert done.status == 0, done
-    found = json.loads(done.out)
+    found = done.document
     assert groups(done) == [("stack", [5]), ("stack", [0, 1, 2, 3, 4])]
     assert found["groups"][0]["nodes"] == [slurm_lab.nodes[2].name]
     assert (found["job"], found["world_size"]) == (running, 6)
@@ -352,9 +336,7 @@ def test_as_a_step_of_the_job_by_an_ordinary_user(slurm_lab, login, running, too
 def test_evidence_and_watch_as_a_step_by_an_ordinary_user(
     slurm_lab, login, running, tool, tmp_path
 ):
-    """What needs ssh or root elsewhere is taken by the job's own user, as steps of the job; the
-    log is the one that srun writes on the first node.
-    """
+    """As steps of the job; the log is the one that srun writes on the first node."""
     words = ("--via", "srun", "--job", running)
     done = tool("incident", *words, "-o", tmp_path / "kept", env=login.env)
     assert done.status == 0, done
@@ -367,10 +349,8 @@ def test_evidence_and_watch_as_a_step_by_an_ordinary_user(
     seen = json.loads((tmp_path / "kept" / "stacks" / "stacks.json").read_text())
     heard = {one["name"]: one for one in seen["witnesses"]}["logs"]
     assert "srun takes its output to another node" in "".join(heard["absent"]), heard
-    done = tool(
-        "watch", *words, "--every", "1", "--confirm", "3", "--once", "-o", tmp_path / "hangs",
-        env=login.env,
-    )  # fmt: skip
+    more = ("--every", "1", "--confirm", "3", "--once", "-o", tmp_path / "hangs")
+    done = tool("watch", *words, *more, env=login.env)
     assert done.status == 3, done
     assert f"job {running}: does not move: 6 ranks on " in done.out
     assert len([*(tmp_path / "hangs").glob(f"{running}-*.tar.gz")]) == 1
@@ -396,17 +376,15 @@ def test_ranks_on_a_node_that_slurm_did_not_give_to_the_job_are_only_claims(
     number = start_step(login, slurm_lab, 2)
     *nodes, other = slurm_lab.nodes
     values = f"SLURM_JOB_ID={number} SLURM_STEP_ID=0 SLURM_NTASKS=9"
-    started = other.run(
-        f"{values} setsid python3 -c '{CLAIMS}' >/dev/null 2>&1 & echo $!", user="ml"
-    )
-    claims = started.stdout.strip()
+    line = f"{values} setsid python3 -c '{CLAIMS}' >/dev/null 2>&1 & echo $!"
+    claims = other.run(line, user="ml").stdout.strip()
     count = ["sh", "-c", f"test $(pgrep -c -P {claims}) = 9"]
     wait_for(lambda: other.enter(count, check=False).returncode == 0)
     env = {"SLURM_CONF": slurm_lab.slurm_conf}
     try:
         words = (fleet(slurm_lab.nodes), "--job", number)
         done = tool("stacks", *words, *QUICK, "--format", "json", env=env)
-        found = json.loads(done.out)
+        found = done.document
         assert groups(done) == [("stack", [3]), ("stack", [0, 1, 2])], done
         assert found["groups"][0]["nodes"] == [nodes[1].name]
         assert (found["job"], found["user"], found["world_size"]) == (number, "ml", 4)
@@ -432,14 +410,13 @@ def test_ranks_on_a_node_that_slurm_did_not_give_to_the_job_are_only_claims(
 def test_the_parts_of_a_heterogeneous_job_are_one_job(slurm_lab, login, fleet, tool):
     """Each part has a number and a cgroup of its own; the job has the first part's number."""
     first, second, _ = slurm_lab.nodes
-    words, rest = ("-w", first.name, "-o", "/dev/null"), (":", "-w", second.name)
+    parts, rest = ("-w", first.name, "-o", "/dev/null"), (":", "-w", second.name)
     step = "--het-group=0,1"
-    number = start_ranks(login, slurm_lab, [first, second], words, step=step, rest=rest)
+    number = start_ranks(login, slurm_lab, [first, second], parts, step=step, rest=rest)
     env = {"SLURM_CONF": slurm_lab.slurm_conf}
-    done = tool(
-        "stacks", fleet(slurm_lab.nodes), "--job", number, *QUICK, "--format", "json", env=env
-    )
+    words = ("stacks", fleet(slurm_lab.nodes), "--job", number, *QUICK, "--format", "json")
+    done = tool(*words, env=env)
     assert sorted(groups(done)) == [("stack", [0]), ("stack", [1])], done
-    found = json.loads(done.out)
+    found = done.document
     assert (found["job"], found["others"]) == (number, [])
     assert [row["node"] for row in found["processes"]] == [first.name, second.name]

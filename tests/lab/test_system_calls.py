@@ -9,15 +9,7 @@ import pytest
 from nodeready.lab import LabNode
 from tests.builders.proof import processes, put_py_spy
 from tests.command import wait_for
-from tests.lab.targets import (
-    WAIT,
-    by_rank,
-    capture,
-    configured,
-    line,
-    start,
-    status,
-)
+from tests.lab.targets import WAIT, by_rank, capture, configured, line, start, status
 
 JOB = {"WORLD_SIZE": 2, "MASTER_ADDR": "gpu001", "MASTER_PORT": 29500}
 #: A rank that asks a socket without end, whose other end its child has.
@@ -48,9 +40,13 @@ def node(fresh_node):
     return fresh_node
 
 
+def stat(node: LabNode, pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from its state on."""
+    return node.enter(["cat", f"/proc/{pid}/stat"]).stdout.rpartition(")")[2].split()
+
+
 def used_ticks(node: LabNode, pid: int) -> int:
-    fields = node.enter(["cat", f"/proc/{pid}/stat"]).stdout.rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+    return sum(map(int, stat(node, pid)[11:13]))
 
 
 def goes_on(node: LabNode, pid: int) -> None:
@@ -80,19 +76,14 @@ def test_a_spinner_is_counted_with_the_other_end_until_there_are_enough(node, us
 SECRETIVE = SPINS.replace("own, other", "__import__('ctypes').CDLL(None).prctl(4, 0)\nown, other")
 
 
-@pytest.mark.parametrize(
-    ("program", "user", "reader", "reason"),
-    [
-        pytest.param(WAIT, "ml", "ml", "none of its threads has run for 0.3 s", id="it waits"),
-        pytest.param(SPINS, "root", "ml", "another user's: only that user", id="another user's"),
-        pytest.param(
-            SECRETIVE, "ml", "ml", "not permitted; `nodeready deploy --only", id="not permitted"
-        ),
-    ],
-)
-def test_a_process_that_is_not_traced_says_why(node, program, user, reader, reason):
+@pytest.mark.parametrize(("program", "user", "reason"), [
+    (WAIT, "ml", "none of its threads has run for 0.3 s"),
+    (SPINS, "root", "another user's: only that user"),
+    (SECRETIVE, "ml", "not permitted; `nodeready deploy --only"),
+], ids=["it waits", "another user's", "not permitted"])  # fmt: skip
+def test_a_process_that_is_not_traced_says_why(node, program, user, reason):
     pid = start(node, "python3", "-c", program, user=user, RANK=0, **JOB)
-    process = capture(node, reader, pids=(pid,), syscalls_s=1.0)["processes"][0]
+    process = capture(node, "ml", pids=(pid,), syscalls_s=1.0)["processes"][0]
     assert process["system_calls"] == []
     assert reason in process["note"]
     assert status(node, pid)[1] == 0
@@ -103,10 +94,6 @@ def test_without_strace_the_note_says_what_installs_it(node):
     node.enter(["rm", "/usr/bin/strace"])
     process = capture(node, pids=(pid,), syscalls_s=1.0)["processes"][0]
     assert "strace is not installed (nodeready deploy installs it)" in process["note"]
-
-
-def parent(node: LabNode, pid: int) -> int:
-    return int(node.enter(["cat", f"/proc/{pid}/stat"]).stdout.rpartition(")")[2].split()[1])
 
 
 #: Polls so rarely that strace stays for all of the time.
@@ -125,17 +112,13 @@ def test_whoever_is_killed_the_process_goes_on(node, killed):
     run.start()
     wait_for(lambda: status(node, pid)[1])
     strace = status(node, pid)[1]
-    program = parent(node, parent(node, strace))
+    parent = int(stat(node, strace)[1])
+    program = int(stat(node, parent)[1])
     watchdog = int(node.enter(["pgrep", "-o", "-P", str(program)]).stdout)
-    assert watchdog != parent(node, strace)
-    targets = {
-        "strace": [strace],
-        "program": [program],
-        "program and watchdog": [watchdog, program],
-        "by SIGTERM": [program],
-    }[killed]
+    assert watchdog != parent
+    targets = {"strace": [strace], "program and watchdog": [watchdog, program]}
     signal = "-TERM" if killed == "by SIGTERM" else "-KILL"
-    node.enter(["kill", signal, *map(str, targets)])
+    node.enter(["kill", signal, *map(str, targets.get(killed, [program]))])
     wait_for(lambda: status(node, pid)[1] == 0)
     assert status(node, pid)[0] in "RS"
     switches = ["grep", "voluntary", f"/proc/{pid}/status"]
@@ -160,5 +143,5 @@ def test_the_suspects_alone_are_traced_and_the_calls_stand_in_its_group(
     traced = {tuple(one["ranks"]): bool(one["system_calls"]) for one in found["groups"]}
     assert traced == {(2,): True, (0, 1, 3): False}
     again = tool("stacks", "--from", tmp_path / "kept", "--format", "json")
-    assert json.loads(again.out)["groups"] == found["groups"]
+    assert again.document["groups"] == found["groups"]
     assert {status(node, pid)[1] for pid in (*pids, spinner)} == {0}

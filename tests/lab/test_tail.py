@@ -1,6 +1,5 @@
 """`nodeready tail` on real nodes: what differs, what stopped, what hangs; and nothing stays."""
 
-import json
 import signal
 
 import pytest
@@ -31,7 +30,7 @@ def hanging(node: LabNode) -> list[str]:
 
 
 def groups(done: Done) -> list[tuple[str, list[int | None]]]:
-    made = json.loads(done.out)
+    made = done.document
     return [(group["kind"], [file["rank"] for file in group["files"]]) for group in made["groups"]]
 
 
@@ -50,7 +49,7 @@ def test_what_stopped_is_on_top_and_files_are_chosen_by_their_time_and_words(
     assert found() == [("stopped", [3]), ("lines", [2]), ("lines", [0, 1])]
     assert found("--newer", "2m") == [("lines", [2]), ("lines", [0, 1])]
     done = tool("tail", where, PATTERN, "--grep", r"step 1\d", "--format", "json", "-n", "1")
-    rest = json.loads(done.out)["groups"][2]
+    rest = done.document["groups"][2]
     assert [(file["rank"], file["matches"]) for file in rest["files"]] == [(0, 10), (1, 10)]
     assert rest["lines"][0].endswith("step 19")
 
@@ -71,7 +70,7 @@ def test_what_is_no_log_is_named_and_costs_itself_alone(fresh_nodes, fleet, tool
     where = fleet(nodes, {node.name: {"ssh_user": "ml"} for node in nodes})
     done = tool("tail", where, PATTERN, "-n", "2", "--format", "json")
     assert done.status == 4, done
-    made = json.loads(done.out)
+    made = done.document
     assert [gap["node"] for gap in made["gaps"]] == [away.name]
     why = {
         file["path"].removeprefix(f"{LOGS}/rank_"): (group["kind"], group["why"], group["lines"])
@@ -179,5 +178,5 @@ def test_the_ranks_of_a_real_step_of_slurm(slurm_lab, fleet, tool):
     )
     done = tool("tail", fleet([node]), "/tmp/train.out", "-n", "1", "--format", "json")
     assert (done.status, groups(done)[1:]) == (0, [("lines", [2]), ("lines", [0, 1, 3])]), done
-    (group, *_) = json.loads(done.out)["groups"]
+    (group, *_) = done.document["groups"]
     assert (group["files"][0]["rank"], "task 2: Exited" in group["lines"][0]) == (None, True)

@@ -7,30 +7,15 @@ import sys
 
 import pytest
 
+from tests.cases import read_table
 from tests.command import wait_for
 from tests.helpers import nodeready
 from tests.paths import ROOT
 
 #: Lines of somebody else's, which have to come back as they were; one has no last newline.
-THEIRS = {
-    "/etc/environment": "LANG=C.UTF-8",
-    "/etc/pdsh/rcmd_default": "rsh\n",
-    "/etc/ssh/ssh_known_hosts": "old.example ssh-ed25519 AAAA\n",
-    "/etc/ssh/ssh_config": "Host *\n    StrictHostKeyChecking ask\n",
-    "/etc/sysctl.d/10-ptrace.conf": "kernel.yama.ptrace_scope = 2\n",
-    "/usr/local/bin/py-spy": "#!/bin/sh\necho a site's own\n",
-    "/home/ml/.pdshrc": "echo mine\n",
-    "/usr/lib/systemd/system/apport.service": "[Unit]\nDescription=apport\n",
-}
+THEIRS = read_table(__file__, "THEIRS")
 SUBJECTS = "ptrace,core_dumps,limits,ssh_client,pdsh,debug_tools"
-SETTINGS = {
-    "ssh_client_hosts": ["a*"],
-    "limit_memlock": 4096,
-    "limit_nofile": 16384,
-    "packages": (),
-    "pdshrc_users": ("ml",),
-    "core_pattern": "/var/crash/new/core.%e.%P.%h.%t",
-}
+SETTINGS = read_table(__file__, "SETTINGS")
 #: Owner, mode and content of what a deploy may touch, and the kernel's values. The locks and
 #: backups of /etc/passwd and the like are of the machine below, whose users other tests add.
 STATE = r"""

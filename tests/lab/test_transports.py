@@ -3,7 +3,6 @@
 Whoever carries, a node that cannot be asked is named once, with its cause, and costs itself.
 """
 
-import json
 import os
 import re
 import signal
@@ -44,17 +43,12 @@ def root_slurm(slurm_lab, monkeypatch):
     assert slurm("squeue", "-h") == ""
 
 
-def _results(done):
-    nodes = json.loads(done.out)["nodes"]
-    found = {node["name"]: node for node in nodes}
-    assert len(found) == len(nodes)
-    return found
-
-
 def statuses(done):
     """Node -> its status, and the reason of its gap, in an audit's document."""
-    reasons = {gap["node"]: gap["reason"] for gap in json.loads(done.out)["gaps"]}
-    return {name: (one["status"], reasons.get(name, "")) for name, one in _results(done).items()}
+    reasons = {gap["node"]: gap["reason"] for gap in done.document["gaps"]}
+    nodes = done.document["nodes"]
+    assert len({node["name"] for node in nodes}) == len(nodes)
+    return {node["name"]: (node["status"], reasons.get(node["name"], "")) for node in nodes}
 
 
 def test_an_allocation_of_ones_own_names_who_cannot_be_had(slurm_lab, root_slurm, fleet, tool):
@@ -87,7 +81,7 @@ def test_in_a_running_job_as_its_user(slurm_lab, login, fleet, tool):
     )  # fmt: skip
     assert statuses(done) == dict.fromkeys(here, ("fail", "")), done
     assert f"job {job} has 2 of these nodes; 1 are not asked" in done.err
-    assert _results(done)[here[0]]["results"][0]["expected"].startswith("1")
+    assert done.results[here[0]]["ptrace.scope"]["expected"].startswith("1")
     assert login("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING"
 
 
@@ -172,8 +166,8 @@ def test_shared_between_processes_the_document_is_the_same(lab, fleet, tool):
     words = ("ready", where, "--user", "root", "--format", "json", "--ssh-processes")
     first, second = (
         {
-            name: {result["check"]: result["status"] for result in node["results"]}
-            for name, node in _results(tool(*words, count)).items()
+            name: {check: result["status"] for check, result in node.items()}
+            for name, node in tool(*words, count).results.items()
         }
         for count in (1, 3)
     )

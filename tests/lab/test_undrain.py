@@ -14,18 +14,17 @@ import pytest
 from nodeready.agent.gate.drain import INCIDENTS
 from nodeready.lab import LabNode
 from nodeready.subjects.gate import facts as probe
-from tests.cases import read_data
-from tests.command import Tool, wait_for
+from tests.cases import read_data, read_table
+from tests.command import WAIVERS, Tool, wait_for
 from tests.conftest import _lab_name, started_slurm
 from tests.lab.test_gate import SETTINGS
-from tests.lab.test_ready import WAIVED
 from tests.slurm_lab import SlurmLab
 
 pytestmark = [pytest.mark.xdist_group("undrain"), pytest.mark.nightly]
 
 REASON = "Kill task failed"
 CONF = ("UnkillableStepTimeout=3", "KillWait=1", "MessageTimeout=5")
-POLICY = {**SETTINGS, **WAIVED, "gate_undrain": True}
+POLICY = {**SETTINGS, "waivers": WAIVERS, "gate_undrain": True}
 NODES = 5
 #: Ignores TERM, and has open what it is told to open.
 STUBBORN = (
@@ -65,7 +64,7 @@ def undrain(cluster: SlurmLab, where: Path, tool: Tool) -> Callable[..., dict[st
     def run(*words: str, status: int) -> dict[str, Any]:
         done = tool("undrain", where, "--format", "json", "--user", "ml", *words, env=env)
         assert done.status == status, done
-        return {node["name"]: node for node in json.loads(done.out)["nodes"]}
+        return {node["name"]: node for node in done.document["nodes"]}
 
     return run
 
@@ -153,14 +152,7 @@ HOLDS: dict[str, Callable[[LabNode, str], int | None]] = {
 KINDS = {"D": "process", "cgroup": "process", "claim": "process", "gpu": "process"}
 KINDS |= {"shm": "files", "elastic": "files", "job mount": "mount", "user mount": "mount"}
 #: 30 drains: what holds each node, ten of them; "": nothing.
-ROUNDS = (
-    ("D", "", "cgroup", "", ""),
-    ("", "claim", "", "shm", ""),
-    ("job mount", "", "", "", "gpu"),
-    ("", "user mount", "", "elastic", ""),
-    ("", "", "D", "", "cgroup"),
-    ("", "", "", "", ""),
-)
+ROUNDS = read_table(__file__, "ROUNDS")
 
 
 def eves(node: LabNode) -> str:

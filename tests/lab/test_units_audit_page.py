@@ -13,13 +13,12 @@ from nodeready.subjects.snapshot import Snapshot
 from tests.browser import BrowserPage
 from tests.builders import fleets, gpus
 from tests.builders.fleets import HOSTILE
+from tests.cases import read_table
 
 pytestmark = pytest.mark.nightly
 
 
 class Page(BrowserPage):
-    """The page of an audit."""
-
     @property
     def hits(self) -> int:
         return len(self.all("#grid.searching i.hit"))
@@ -98,12 +97,7 @@ def test_the_keyboard_is_enough(mixed):
 
 
 #: What is typed -> the number of nodes, and the number of findings that are shown
-SEARCHES = {
-    "gpu005": (1, 2), "GPU005 ptrace": (1, 2), "ptrace.scope": (3, 2), "status:fail": (3, 5),
-    "status:unreachable": (3, 2), '"refused: is sshd"': (2, 1), "1650522003820": (1, 1),
-    "16505220038 gpu003": (0, 0), "sysctl.d/10": (2, 1), "535.161.08": (3, 2), "<img": (0, 0),
-    "(((": (0, 0), "\\": (2, 3),
-}  # fmt: skip
+SEARCHES = read_table(__file__, "SEARCHES")
 
 
 def test_the_search_finds_what_the_page_has(mixed):

@@ -1,7 +1,6 @@
 """The shell library that changes a node, under each shell and with each set of tools."""
 
 import os
-import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -11,24 +10,13 @@ import pytest
 from nodeready.core import shell
 
 TOOLS = "stat readlink mkdir mktemp rm mv chmod chown base64 sync sha256sum id cat gzip head tr"
-SHELLS = {"dash": ("dash",), "bash": ("bash", "--posix"), "busybox": ("busybox", "sh")}
-
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to somebody else")
 
 
-@pytest.fixture(params=SHELLS)
-def change(request, tmp_path):
+@pytest.fixture
+def change(interpreter, tmp_path):
     """Runs a line of the library; returns what it said on standard error."""
-    words = [shutil.which(SHELLS[request.param][0]), *SHELLS[request.param][1:]]
-    if words[0] is None:
-        pytest.skip(f"{request.param} is not installed")
-    path = os.environ["PATH"]
-    if request.param == "busybox":
-        tools = tmp_path / "tools"
-        tools.mkdir()
-        for name in TOOLS.split():
-            (tools / name).symlink_to(words[0])
-        path = str(tools)
+    words, path = interpreter(TOOLS)
 
     def run(line: str) -> str:
         text = f"umask 022\n{shell.library('answer')}{shell.library('change')}{line}\n"

@@ -37,19 +37,14 @@ _MAKE = (
 )
 
 
-def executables(version: str) -> list[str]:
-    """The oldest Python of a node, and a newer one."""
-    own = [*Path("/usr/bin").glob(f"python{version}")]
-    own += Path.home().glob(f".pyenv/versions/{version}.*/bin/python")
-    return [str(path) for path in own[:1]]
-
-
 @pytest.fixture(params=["3.9", "3.13"])
 def python(request: pytest.FixtureRequest) -> str:
-    found = executables(request.param)
+    """The oldest Python of a node, and a newer one."""
+    found = [*Path("/usr/bin").glob(f"python{request.param}")]
+    found += Path.home().glob(f".pyenv/versions/{request.param}.*/bin/python")
     if not found:
         pytest.skip(f"no Python {request.param}")
-    return found[0]
+    return str(found[0])
 
 
 def test_the_same_content_makes_the_same_bytes_in_every_python(pythons):

@@ -2,15 +2,13 @@
 
 import http.server
 import json
-import os
 import shutil
 import subprocess
 import threading
 
-import pytest
-
 from nodeready.reports import json_report
 from tests.builders.fleets import outcomes
+from tests.command import cannot_run
 from tests.paths import DOCS
 
 SECTION = (DOCS / "audit.md").read_text().partition("### A message when nodes change")[2]
@@ -20,7 +18,7 @@ BLOCK = SECTION.partition("```sh\n")[2].partition("```")[0]
 def test_a_change_of_a_node_is_sent_once_and_again_if_it_was_refused(tmp_path):
     for program in ("jq", "curl", "diff"):
         if not shutil.which(program):
-            (pytest.fail if os.environ.get("CI") else pytest.skip)(f"not installed: {program}")
+            cannot_run(f"not installed: {program}")
     bodies, statuses = [], [503, 200, 200]
 
     class Hook(http.server.BaseHTTPRequestHandler):

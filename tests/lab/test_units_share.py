@@ -1,13 +1,13 @@
 """The alerts, the dashboard and the units of share/, by the programs that read them."""
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.command import cannot_run
 from tests.unit.docs.test_share import SHARE, dashboard_expressions
 
 pytestmark = pytest.mark.nightly
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.nightly
 
 def run(*words: str | Path) -> None:
     if not shutil.which(words[0]):
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"not installed: {words[0]}")
+        cannot_run(f"not installed: {words[0]}")
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

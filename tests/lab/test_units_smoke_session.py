@@ -16,14 +16,7 @@ import pytest
 from nodeready.agent.smoke.orders import CollectiveAnswer, EndOrder
 from nodeready.core import wire
 from nodeready.subjects.environment_table import EnvironmentFacts
-from tests.unit.node.smoke.running_program import (
-    pair,
-    port,
-    start,
-    stubborn,
-    torch,
-    within,
-)
+from tests.unit.node.smoke.running_program import pair, port, start, stubborn, torch, within
 
 __all__ = ["port", "start"]
 

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.agent.runtime import ProcessSupervisor, status
+from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.smoke import engines
 from nodeready.agent.smoke.orders import (
     PAIRS,
@@ -231,28 +230,6 @@ def test_a_python_that_hangs_or_dies_ends_with_its_ranks(node, number, limit_s, 
     # The next test has another one.
     assert passed(node.run(order(2, limit_s=60)))
     assert node.process.pid != pid
-
-
-def test_nothing_is_left_when_the_program_is_killed(node):
-    """Its ranks are stopped, so that they see no end of any pipe."""
-    node.file.write_text(PRELUDE + "wrap('barrier', lambda *a: os.kill(os.getpid(), 19))")
-    before = node.processes()
-    text = f"""
-import threading
-from nodeready.agent.runtime import ProcessSupervisor
-from nodeready.agent.smoke import engines
-from nodeready.agent.smoke.orders import *
-config = SmokeConfig("nonce", "tag", python={node.path!r}, environment={node.words!r})
-found = engines.Engines(ProcessSupervisor("nodeready:test", 100), config)
-found.run({order(limit_s=60.0)!r}, threading.Event())
-"""
-    with subprocess.Popen([sys.executable, "-c", text]) as process:
-        try:
-            wait_for(lambda: [status(pid).state for pid in node.processes()].count("T") == 1)
-        finally:
-            process.kill()
-            node.file.write_text("")
-    wait_for(lambda: node.processes() <= before)
 
 
 def test_shared_memory_of_a_killed_rank_is_removed_and_no_other(node):

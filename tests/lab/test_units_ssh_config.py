@@ -7,22 +7,11 @@ from pathlib import Path
 import pytest
 
 from nodeready.fleet.transport.ssh_config import SshConfig
+from tests.cases import read_table
 
-NAMES = ("gpu1", "gpu2", "gpu17", "login", "10.0.0.7")
-PATTERNS = ("gpu1", "gpu2", "gpu*", "gpu?", "!gpu2 *", "* !gpu17", "login gpu1", "*", "10.0.*")
-VALUES = (
-    "HostName %h.example.com", "HostName 10.1.2.3", "Port 2222", "Port 23", "User bob", "User eve",
-    "IdentityFile ~/.ssh/%h", "IdentityFile /k1", "IdentityFile /k2", "IdentitiesOnly yes",
-    "ControlPath /run/cm-%C", "ControlPath /run/%r@%h:%p-%n", "UserKnownHostsFile /a /b_%h",
-    "ProxyJump j1,u@j2:33", "ProxyCommand nc %h %p", "HostKeyAlias one", "Match all",
-    "StrictHostKeyChecking yes", "IdentityAgent none", "Include {inner}", "Ciphers aes256-ctr",
-)  # fmt: skip
-STRANGE = (
-    'Match exec "test %h = gpu1"',
-    "Match user bob",
-    "Match host *.example.com",
-    "Match final",
-)
+#: Names, and of what their configuration is drawn: patterns, lines, lines that ask for more.
+NAMES, PATTERNS, VALUES, STRANGE = read_table(__file__, "DRAWN")
+COMPARED = read_table(__file__, "COMPARED")
 
 
 def told(words: list[str]) -> dict[str, list[str]]:
@@ -32,12 +21,6 @@ def told(words: list[str]) -> dict[str, list[str]]:
         key, _, value = row.partition(" ")
         found.setdefault(key, []).append(value)
     return found
-
-
-COMPARED = (
-    "port", "user", "identityfile", "identitiesonly", "controlpath", "proxyjump",
-    "proxycommand", "hostkeyalias", "stricthostkeychecking", "identityagent", "ciphers",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -10,14 +10,13 @@ from nodeready.reports import stacks_html
 from nodeready.runs.stacks.document import Stacks
 from tests.browser import BrowserPage
 from tests.builders import stack_fleets, stack_witnesses
+from tests.cases import read_table
 from tests.command import wait_for
 
 pytestmark = pytest.mark.nightly
 
 
 class Page(BrowserPage):
-    """The page of stacks."""
-
     @property
     def groups(self) -> list[str]:
         return [one.get_attribute("id") for one in self.all(".group") if one.is_displayed()]
@@ -76,25 +75,15 @@ def test_the_matrix_has_a_column_for_each_witness_and_equal_neighbours_once(late
     assert "not here" in late.one("#matrix th:nth-child(9)").text
 
 
-RANK_13, REST = ["rank 13"], ["ranks 0-7", "ranks 8-12,14-15", "ranks 16-47", "ranks 48-55"]
 #: typed -> the groups and the rows that are left
-SEARCHES = {
-    "13": ([1], RANK_13), "rank 13": ([1], RANK_13), "pid 5013": ([1], RANK_13),
-    "pipe_read": ([1], RANK_13), '"no other rank"': ([1], RANK_13), "SUSPECT": ([1], RANK_13),
-    "shards.py": ([1], RANK_13), "step = 4711": ([1], RANK_13), "state D": ([1], []),
-    "ranks 12-14": ([1, 2], ["rank 13", "ranks 8-12,14-15"]), "3-5": ([2], ["ranks 0-7"]),
-    "0-60/20": ([2], ["ranks 0-7", "ranks 16-47", "ranks 56-63"]),
-    "14,60": ([2], ["ranks 8-12,14-15", "ranks 56-63"]), "gpu005": ([2], ["ranks 16-47"]),
-    '"memory 0 %"': ([], [*REST, "ranks 56-63"]), "victim rank 3": ([2], ["ranks 0-7"]),
-    "rank 64": ([], []), "nothing like it": ([], []), "[a-z": ([], []),
-}  # fmt: skip
+SEARCHES = read_table(__file__, "SEARCHES")
 
 
 def test_the_search_finds_what_the_page_shows(late):
     for typed, (groups, rows) in SEARCHES.items():
         late.search(typed)
         assert late.groups == [f"group{number}" for number in groups], typed
-        assert late.rows == rows, typed
+        assert late.rows == [*rows], typed
 
 
 def test_what_was_found_is_counted_marked_and_unfolded(late):
@@ -188,15 +177,6 @@ def test_without_its_script_everything_is_there(late):
     assert len(late.rows) == 6
     late.one("#group1 > summary").click()
     assert not late.is_open("#group1")
-
-
-def test_dark_and_light_are_the_readers_choice(browser, late):
-    for scheme in ("light", "dark"):
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-        page = late.run("return getComputedStyle(document.body).backgroundColor")
-        assert (sum(map(int, re.findall(r"\d+", page)[:3])) > 382) is (scheme == "light")
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 @pytest.mark.parametrize("build", [stack_witnesses.hostile, stack_fleets.FLEETS["hostile"]])

@@ -2,35 +2,19 @@
 
 import base64
 import os
-import shutil
 import stat
 import subprocess
 
 import pytest
 
 from nodeready.core import shell
-from tests.lab.test_units_change_sh import SHELLS, TOOLS
+from tests.cases import read_table
+from tests.lab.test_units_change_sh import TOOLS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="keeps files as root")
 
 #: A command of an operation, and the commands of its undo.
-COMMANDS = {
-    "systemctl mask apport.service": [
-        "systemctl unmask apport.service",
-        "systemctl enable apport.service",
-        "systemctl start apport.service",
-    ],
-    "systemctl daemon-reload": ["systemctl daemon-reload"],
-    "systemctl restart slurmd": [],
-    "setsebool -P deny_ptrace off": ["setsebool -P deny_ptrace on"],
-    "update-grub": ["update-grub"],
-    "grub2-mkconfig -o /boot/grub2/grub.cfg": ["grub2-mkconfig -o /boot/grub2/grub.cfg"],
-    "grubby --update-kernel=ALL --remove-args=iommu=soft --args='iommu=pt pci=realloc'": [
-        "grubby --update-kernel=ALL --remove-args=pci=realloc",
-        "grubby --update-kernel=ALL --remove-args=iommu=pt",
-        "grubby --update-kernel=ALL --args=iommu=soft",
-    ],
-}
+COMMANDS = read_table(__file__, "COMMANDS")
 _FAKE = """#!/bin/sh
 case "$2 $1" in
 *is-enabled) echo enabled ;;
@@ -40,19 +24,11 @@ esac
 """
 
 
-@pytest.fixture(params=SHELLS)
-def node(request, tmp_path):
+@pytest.fixture
+def node(interpreter, tmp_path):
     """Runs lines of the library in a run that keeps, or `undo`s; returns its output."""
-    words = [shutil.which(SHELLS[request.param][0]), *SHELLS[request.param][1:]]
-    if words[0] is None:
-        pytest.skip(f"{request.param} is not installed")
-    path, fakes = os.environ["PATH"], tmp_path / "fakes"
-    if request.param == "busybox":
-        tools = tmp_path / "tools"
-        tools.mkdir()
-        for name in f"{TOOLS} cp grep sed cut wc tail diff rmdir sysctl".split():
-            (tools / name).symlink_to(words[0])
-        path = str(tools)
+    words, path = interpreter(f"{TOOLS} cp grep sed cut wc tail diff rmdir sysctl")
+    fakes = tmp_path / "fakes"
     fakes.mkdir()
     for name in ("systemctl", "setsebool", "update-grub", "grub2-mkconfig", "grubby"):
         (fakes / name).write_text(_FAKE)
@@ -85,7 +61,8 @@ def test_each_command_of_an_operation_has_its_undo(node, command):
     looked = node("undo", only_look=True)
     assert not node.log.exists()
     assert node("undo") == looked
-    assert (node.log.read_text().splitlines() if looked else []) == COMMANDS[command]
+    commands = node.log.read_text().splitlines() if looked else []
+    assert commands == [*COMMANDS[command]]
     assert not node.kept.exists()
 
 

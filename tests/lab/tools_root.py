@@ -79,24 +79,10 @@ class ToolsNode:
     """A running node; looks.* and tests.helpers take it as they take a lab's."""
 
     def __init__(self, tree: Path, directory: Path) -> None:
-        spaces = ("--mount", "--net", "--pid", "--uts", "--ipc")
-        self._start = subprocess.Popen(
-            [
-                "unshare",
-                *spaces,
-                "--fork",
-                "--kill-child",
-                "sh",
-                "-ec",
-                START,
-                "sh",
-                tree,
-                directory,
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        spaces = ("--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child")
+        argv = ["unshare", *spaces, "sh", "-ec", START, "sh", tree, directory]
+        how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+        self._start = subprocess.Popen(argv, **how, text=True)
         assert self._start.stdout is not None
         assert self._start.stdout.readline() == "ready\n"
         parent = self._start.pid
@@ -106,17 +92,10 @@ class ToolsNode:
         self, command: str, *, input: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as root, with its standard error."""
-        done = subprocess.run(
-            [
-                *("nsenter", "-t", self._pid, "-a", "-r", "-w", "env", "-i", "HOME=/root"),
-                *("PATH=/usr/sbin:/usr/bin:/sbin:/bin", "sh", "-c", command),
-            ],
-            input=input or "",
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        argv = ["nsenter", "-t", self._pid, "-a", "-r", "-w", "env", "-i", "HOME=/root"]
+        argv += ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "sh", "-c", command]
+        how = {"capture_output": True, "text": True, "timeout": 120}
+        done = subprocess.run(argv, input=input or "", **how, check=False)
         assert done.returncode == 0 or not check, done.stdout + done.stderr
         return done
 

@@ -4,23 +4,19 @@ nodes      pristine at the file's first test; each test leaves them as the next 
 where      their inventory, with a policy that every machine can give its nodes
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabNode, down
+from nodeready.lab import LabNode
+from tests.conftest import _lab_name, started_lab
 
 
 @pytest.fixture(scope="module")
 def nodes(lab_machine: None, request: pytest.FixtureRequest) -> Iterator[list[LabNode]]:
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    name = f"test-{worker}-{os.getpid()}-{request.module.__name__.rpartition('_')[2]}"
-    try:
-        yield Lab.up(name, 3).nodes
-    finally:
-        down(name)
+    with started_lab(_lab_name(request.module.__name__.rpartition("_")[2]), 3) as lab:
+        yield lab.nodes
 
 
 @pytest.fixture

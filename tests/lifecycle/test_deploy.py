@@ -5,22 +5,18 @@ The tests are the steps of one life: they run in this order on the same nodes.
 
 import json
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from nodeready.lab import LabNode, down
+from nodeready.lab import LabNode
 from nodeready.subjects.gate import facts as gate
-from tests.command import ours, written
-from tests.paths import ROOT
+from tests.command import WAIVERS, ours, written
+from tests.helpers import project
 
 pytestmark = pytest.mark.xdist_group("lifecycle-deploy")
-
-#: A lab shares the machine's kernel, which names cores as it likes: inventories/lab.py.
-WAIVERS = {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}
 
 
 def test_check_shows_what_deploy_does_and_writes_nothing(nodes, where, tool):
@@ -67,7 +63,8 @@ def test_a_second_deploy_changes_nothing_and_makes_one_round_trip(nodes, where, 
         again = tool("deploy", where, "--yes")
         assert "0 changed (0 changes), 3 ok, 0 failed, 0 unreachable" in again.out
         assert (again.status, counts()) == (0, [1, 1, 1]), again
-        by_pyinfra = pyinfra("-y", where, "deploy.py")
+        program = Path(sys.executable).with_name("pyinfra")
+        by_pyinfra = project(program, "-y", where, "deploy.py")
         assert (by_pyinfra.returncode, counts()) == (0, [1, 1, 1]), by_pyinfra.stderr
         assert not re.search(r"^ +\[.*\] +Success", by_pyinfra.stderr, re.M)
 
@@ -91,20 +88,14 @@ class counted:
             node.write("/root/.ssh/authorized_keys", keys)
 
 
-def pyinfra(*words: object) -> subprocess.CompletedProcess[str]:
-    argv = [Path(sys.executable).parent / "pyinfra", *map(str, words)]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def test_audit_names_what_drifted_and_deploy_repairs_only_that(nodes, where, tool):
     broken = nodes[1]
     broken.enter(["sysctl", "-qw", "kernel.yama.ptrace_scope=1"])
     before = [written(node) for node in nodes]
     audit = tool("audit", where, "--format", "json")
-    document = json.loads(audit.out)
     failing = {
-        node["name"]: [row["check"] for row in node["results"] if row["status"] == "fail"]
-        for node in document["nodes"]
+        name: [check for check, row in results.items() if row["status"] == "fail"]
+        for name, results in audit.results.items()
     }
     assert audit.status == 3, audit
     assert failing == {node.name: ["ptrace.scope"] * (node is broken) for node in nodes}
@@ -121,26 +112,12 @@ def test_ready_lets_nodes_go_whose_proofs_passed(nodes, fleet, tool, tmp_path):
     where, hosts = fleet(nodes, waivers=WAIVERS), tmp_path / "hosts"
     good = tool("ready", where, "--user", "ml", "--hostfile-out", hosts, "--format", "json")
     assert good.status == 0, good
-    document = json.loads(good.out)
-    proofs = {
-        row["check"]: row["status"]
-        for row in document["nodes"][0]["results"]
-        if row["check"].startswith("proof.")
-    }
+    results = good.results[nodes[0].name]
     # The proofs that every job needs were made, and none of them fails.
     needed = ("proof.user", "proof.attach", "proof.mesh", "proof.ssh", "proof.pdsh")
-    assert {name: proofs.get(name) for name in needed} == dict.fromkeys(needed, "ok"), proofs
+    assert {results[name]["status"] for name in needed} == {"ok"}, good
     assert hosts.read_text() == "".join(f"{node.name} slots=1\n" for node in nodes)
     assert not [row for node in nodes for row in ours(node)]
-
-
-def test_ready_keeps_the_bad_node_from_the_job(nodes, fleet, tool, tmp_path):
-    where, hosts = fleet(nodes, waivers=WAIVERS), tmp_path / "hosts"
-    nodes[2].run("rm /etc/pdsh/rcmd_default /etc/profile.d/*nodeready*")
-    bad = tool("ready", where, "--user", "ml", "--hostfile-out", hosts)
-    assert bad.status == 3, bad
-    assert hosts.read_text() == "".join(f"{node.name} slots=1\n" for node in nodes[:2])
-    assert tool("deploy", where, "--yes", "-q").status == 0
 
 
 def test_the_gate_decides_on_the_node_itself_without_us(nodes, fleet, tool):
@@ -163,31 +140,3 @@ def test_the_gate_decides_on_the_node_itself_without_us(nodes, fleet, tool):
     assert "ptrace.scope" in record.stdout, record
     verdict = json.loads(node.run(f"cat {gate.VERDICT}").stdout)
     assert verdict["go"] is False
-
-
-def test_the_gate_goes_with_its_policy(nodes, fleet, tool):
-    node = nodes[0]
-    node.enter(["rm", "/etc/slurm/slurm.conf"])
-    off = fleet([node], gate=False)
-    assert tool("deploy", off, "--yes").status == 0
-    host = node.testinfra()
-    assert not host.file(gate.CRON).exists
-    assert not host.file(gate.PROLOG).exists
-    assert not host.file(gate.BUNDLE).exists
-
-
-@pytest.fixture
-def lab_name(lab_machine: None) -> Iterator[str]:
-    name = "test-lifecycle"
-    yield name
-    down(name)
-
-
-def test_a_lab_starts_shows_itself_and_leaves_nothing(lab_name, tool):
-    up = tool("lab", "up", "--name", lab_name, "--nodes", "1")
-    assert up.status == 0, up
-    status = tool("lab", "status")
-    assert f"{lab_name}001" in status.out
-    assert tool("lab", "down", "--name", lab_name).status == 0
-    assert not Path("/run/nodeready/lab", lab_name).exists()
-    assert lab_name not in Path("/proc/self/mounts").read_text()

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 import pytest
 
 from nodeready.lab import LabNode
+from tests.cases import read_table
 from tests.command import ours, wait_for, written
 from tests.lab.stacks_job import HERE, Job
 
@@ -23,13 +24,7 @@ LOGS = "/var/log/train"
 
 
 #: A stand-in for PyTorch: its file and function, in which ranks wait for each other.
-TORCH = {
-    "__init__.py": "",
-    "distributed/__init__.py": "",
-    "distributed/distributed_c10d.py": (
-        "import time\ndef all_reduce(mark):\n    mark()\n    time.sleep(600)\n"
-    ),
-}
+TORCH = read_table(__file__, "TORCH")
 TRAIN = f"""
 import os, sys, time
 from torch.distributed import distributed_c10d
@@ -65,7 +60,7 @@ def late_rank(job: Job) -> Iterator[int]:
 
 
 def test_jobs_says_what_runs_where(job, nodes, where, tool):
-    (found,) = json.loads(tool("jobs", where, "--format", "json").out)["jobs"]
+    (found,) = tool("jobs", where, "--format", "json").document["jobs"]
     assert (found["job"], found["ranks"], found["world_size"]) == (job.name, [*range(6)], 6)
     assert found["nodes"] == [node.name for node in nodes]
     assert found["since"] < datetime.now(timezone.utc).isoformat()
@@ -84,7 +79,7 @@ def test_stacks_names_the_late_rank_first(late_rank, job, where, tool, tmp_path)
     assert (document["world_size"], document["complete"]) == (6, True)
     # The same again, without the nodes.
     again = tool("stacks", "--from", kept, "--format", "json")
-    assert json.loads(again.out)["groups"] == groups
+    assert again.document["groups"] == groups
 
 
 #: Without the sample for jobs of slow steps, 8 s later: nobody moves here.
@@ -117,7 +112,7 @@ def test_tail_shows_the_odd_log_before_the_equal_ones(nodes, where, tool):
     before = [written(node) for node in nodes]
     done = tool("tail", where, f"{LOGS}/rank_*.log", "-n", "2", "--format", "json")
     assert done.status == 0, done
-    groups = json.loads(done.out)["groups"]
+    groups = done.document["groups"]
     assert [[file["rank"] for file in group["files"]] for group in groups] == [[1], [0, 2]]
     table = tool("tail", where, f"{LOGS}/rank_*.log", "-n", "2")
     assert "\x1b" not in table.out
@@ -183,7 +178,7 @@ def test_cores_groups_a_crash_by_where_it_happened(nodes, where, tool):
     crash(nodes[2], 5)
     done = tool("cores", where, "--format", "json")
     assert done.status == 0, done
-    (group,) = json.loads(done.out)["groups"]
+    (group,) = done.document["groups"]
     assert (group["signal_name"], group["ranks"]) == ("SIGSEGV", [4, 5])
     assert group["nodes"] == sorted([nodes[0].name, nodes[2].name])
     # The name of the function that crashed needs debug symbols on some systems.
@@ -218,24 +213,15 @@ def test_smoke_lets_the_others_go_without_a_lost_node(nodes, where, tool, tmp_pa
     words = ("smoke", where, "--engine", "pairs", "--ranks", "1", "--exclude-out", exclude)
     good = tool(*words, "--format", "json")
     assert good.status == 0, good
-    assert json.loads(good.out)["verdict"] == "GO"
+    assert good.document["verdict"] == "GO"
     lost = nodes[2]
     lost.stop_sshd()
     try:
         done = tool(*words, "--format", "json")
     finally:
         lost.resume_sshd()
-    document = json.loads(done.out)
+    document = done.document
     assert done.status == 4, done
     assert document["go"] == [node.name for node in nodes[:2]]
     assert exclude.read_text().strip() == lost.name
     assert not [row for node in nodes for row in ours(node)]
-
-
-def test_run_keeps_a_ranks_log_and_its_exit_status(tool, tmp_path):
-    words = ("run", "--log-dir", tmp_path, "sh", "-c", "echo step 1; exit 7")
-    done = tool(*words, env={"RANK": "2", "WORLD_SIZE": "4"})
-    assert done.status == 7, done
-    assert "rank2" in done.out or ":2]" in done.out, done
-    (log,) = tmp_path.glob("*rank2*.log")
-    assert "step 1" in log.read_text()

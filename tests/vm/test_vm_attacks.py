@@ -11,13 +11,6 @@ from tests.vm.machine import Vm
 _PROTECTED = ("protected_symlinks", "protected_regular", "protected_fifos")
 
 
-def test_the_nodes_state_is_a_fresh_debians(vm):
-    # Nothing has been deployed yet: the first test of the machine.
-    assert vm.run("sysctl -n kernel.core_pattern; id -u ml").stdout == "core\n2000\n"
-    vm.run("grep menuentry /boot/grub/grub.cfg && test ! -e /etc/ssh/ssh_known_hosts")
-    assert vm.run("ulimit -Sc; ulimit -Hn", user="ml").stdout == "0\n1048576\n"
-
-
 @pytest.fixture(scope="module")
 def machine(vm: Vm) -> Machine:
     def root(script: str, given: str) -> subprocess.CompletedProcess[str]:

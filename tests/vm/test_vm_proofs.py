@@ -87,13 +87,8 @@ def prove(
     vm: Vm, wanted: tuple[str, ...], login: str = "root", through_sudo: bool = False
 ) -> proved.Proved:
     """What the program sees in ml's session; through_sudo: it is started by sudo, on a terminal"""
-    config = ProofConfig(
-        nonce=f"nodeready-{secrets.token_hex(8)}",
-        tag="nodeready:test-vm",
-        user=USER,
-        proofs=wanted,
-        limit_s=LIMIT_S,
-    )
+    nonce = f"nodeready-{secrets.token_hex(8)}"
+    config = ProofConfig(nonce, "nodeready:test-vm", user=USER, proofs=wanted, limit_s=LIMIT_S)
     made = payload.program("nodeready.agent.proofs.program", config)
     line, stdin = shell.command(made.script, LIMIT_S + 2, config.tag, made.text)
     if through_sudo:

@@ -1,6 +1,5 @@
 """Clocks that jump by hours while a command runs, on a node and on this machine."""
 
-import json
 import re
 
 import pytest
@@ -29,25 +28,19 @@ COUNTED = {"nics.errors", "nics.flaps"}
 def jump(node: LabNode) -> None:
     """The clock of Python and of `date` jumps there."""
     node.write("/usr/local/bin/date", DATE, 0o755)
-    words = [
-        "/usr/bin/python3",
-        "-I",
-        "-c",
-        "import sysconfig; print(sysconfig.get_path('stdlib'))",
-    ]
-    path = f"{node.enter(words).stdout.strip()}/sitecustomize.py"
+    python = ["/usr/bin/python3", "-I", "-c"]
+    asked = [*python, "import sysconfig; print(sysconfig.get_path('stdlib'))"]
+    path = f"{node.enter(asked).stdout.strip()}/sitecustomize.py"
     node.enter(["rm", "-f", path])
     node.write(path, JUMPS)
     script = "import time; print(abs(time.time() - time.time()) > 3600)"
-    assert node.enter([*words[:3], script]).stdout == "True\n"
+    assert node.enter([*python, script]).stdout == "True\n"
 
 
 def statuses(done) -> dict[str, dict[str, str]]:
     return {
-        node["name"]: {
-            one["check"]: one["status"] for one in node["results"] if one["check"] not in COUNTED
-        }
-        for node in json.loads(done.out)["nodes"]
+        name: {check: one["status"] for check, one in results.items() if check not in COUNTED}
+        for name, results in done.results.items()
     }
 
 

@@ -58,7 +58,6 @@ def peer(say: bytes, *, closes: bool = False) -> Iterator[int]:
 
 
 def test_node_unreachable(fresh_nodes, fleet, tool):
-    """All the ways in which a connection is not made, in one run, beside a node that works."""
     good, crowd, frozen, refusing = fresh_nodes(4)
     frozen.freeze()
     refusing.stop_sshd()

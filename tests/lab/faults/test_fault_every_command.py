@@ -1,6 +1,5 @@
 """A node whose disk is full, or that stalls, in the commands that ask about a job."""
 
-import json
 import time
 
 import pytest
@@ -31,28 +30,24 @@ def test_a_full_disk_costs_a_node_no_look_and_a_deploy_its_own_change(job, fleet
     full.enter(["sh", "-c", FULL])
     where, names = fleet(job.nodes, lock_wait_s=0), {good.name, full.name}
     audit = tool("audit", where, "--only", "ptrace,limits", "--format", "json")
-    statuses = [
-        [one["status"] for one in node["results"]] for node in json.loads(audit.out)["nodes"]
-    ]
+    statuses = [[one["status"] for one in node.values()] for node in audit.results.values()]
     assert statuses[0] == statuses[1], audit
     tail = tool("tail", where, LOG, "--format", "json")
-    assert (tail.status, len(json.loads(tail.out)["groups"])) == (0, 1), tail
+    assert (tail.status, len(tail.document["groups"])) == (0, 1), tail
     stacks = tool("stacks", where, "--job", job.name, "--format", "json")
-    found = json.loads(stacks.out)
-    assert {node for group in found["groups"] for node in group["nodes"]} == names, stacks
+    groups = stacks.document["groups"]
+    assert {node for group in groups for node in group["nodes"]} == names, stacks
     assert tool("cores", where).status == 0
     smoke = tool("smoke", where, "--engine", "pairs", "--user", "root")
     assert smoke.out.startswith("GO "), smoke
     incident = tool("incident", where, "--job", job.name, "-o", tmp_path / "incident")
     assert incident.status == 0, incident
     ready = tool("ready", where, "--user", "root", "--format", "json")
-    assert {node["name"] for node in json.loads(ready.out)["nodes"]} == names, ready
+    assert ready.results.keys() == names, ready
     deploy = tool("deploy", where, "--yes", "--only", "ptrace,limits")
     assert deploy.status == 1
-    assert (
-        f"failed      {full.name}: ptrace.scope: no space left on /run/nodeready.lock"
-        in deploy.out
-    )
+    words = f"failed      {full.name}: ptrace.scope: no space left on /run/nodeready.lock"
+    assert words in deploy.out
     assert f"changed     {good.name}: ptrace.scope, limits.logins\n" in deploy.out, deploy
     for node in job.nodes:
         assert ours(node) == []
@@ -66,8 +61,7 @@ def test_a_node_that_stalls_costs_an_incident_its_time_once(job, fleet, tool, tm
     done = tool("incident", fleet(job.nodes), "--job", job.name, *words)
     # Each further part would wait for the node for at least 30 s more.
     assert time.monotonic() - began < 75
-    assert done.out, done
-    parts = {part["name"]: part for part in json.loads(done.out)["parts"]}
+    parts = {part["name"]: part for part in done.document["parts"]}
     assert done.status == 3, done
     for name in ("stacks", "cores", "audit"):
         assert parts[name]["status"] == "partial", parts[name]

@@ -73,7 +73,6 @@ LOGINS = read_table(__file__, "LOGINS")
 
 
 def test_any_login_profile_and_environment(fresh_nodes, fleet, tool):
-    """A deploy works, and finds nothing more to do."""
     nodes = dict(zip(LOGINS, fresh_nodes(len(LOGINS)), strict=True))
     for name, script in LOGINS.items():
         nodes[name].enter(["sh", "-c", f"RC=/root/.bashrc; {script}"])
@@ -97,7 +96,6 @@ MUTE = {
 
 
 def test_a_missing_tool(fresh_nodes, fleet, tool):
-    """Without one that we need, the node is unknown, with the reason; the others go on."""
     good, *others = fresh_nodes(1 + len(MUTE))
     for node, script in zip(others, MUTE, strict=True):
         node.enter(["sh", "-c", script])

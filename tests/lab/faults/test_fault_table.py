@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nodeready.lab import Lab, down
+from nodeready.lab import Lab
 from nodeready.lab.faults import FAULTS
 from nodeready.lab.profiles import PROFILES
 from nodeready.subjects.registry import SUBJECTS
-from tests.command import POLICY, Tool
-from tests.conftest import _lab_name
+from tests.command import POLICY, WAIVERS, Tool
+from tests.conftest import _lab_name, started_lab
 
 #: What only a GPU's tool can tell: it is unknown of a device that the tool does not show.
 _UNTOLD = (
@@ -55,9 +55,6 @@ BATCH, PARTNERS = 12, 3
 #: One fault of each mechanism, in the lab's tier; `make test-all` tries all.
 SOME = ["nvidia-smi-fails", "firewall", "limits-core-zero", "keys-refused", "gate-no-timer"]
 
-
-#: What a lab cannot show: nodes share this machine's kernel, and its core_pattern.
-WAIVERS = {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}
 
 #: What every node of the bench is deployed with.
 DEPLOYED = {**POLICY, "gate": True, "job_user": "ml", "waivers": WAIVERS}
@@ -100,14 +97,8 @@ class Bench:
     def ready(self, policies: Mapping[str, Mapping[str, Any]], *words: str) -> dict[str, Report]:
         """Node -> what `ready` reports of it for the job's user, each node by its policy."""
         done = self.tool("ready", self._inventory(policies), "--format", "json", *words)
-        document = json.loads(done.out)
-        return {
-            node["name"]: Report(
-                {result["check"]: result for result in node["results"]},
-                node["name"] in document["go"],
-            )
-            for node in document["nodes"]
-        }
+        go = done.document["go"]
+        return {name: Report(results, name in go) for name, results in done.results.items()}
 
 
 class Row(NamedTuple):
@@ -155,11 +146,8 @@ def bench(
 ) -> Iterator[Bench]:
     """Deployed nodes of the profile."""
     count = PARTNERS + max((len(names) for _, names in batches), default=0)
-    name = _lab_name("table")
-    try:
-        yield Bench(tmp_path / "home", Lab.up(name, count, profile))
-    finally:
-        down(name)
+    with started_lab(_lab_name("table"), count, profile) as lab:
+        yield Bench(tmp_path / "home", lab)
 
 
 def healthy(bench: Bench, names: list[str]) -> dict[str, dict[str, str]]:

@@ -150,7 +150,7 @@ def test_an_interrupt_while_a_core_is_read_is_partial(run):
     assert done.err.count("interrupted: the results are partial") == 1
 
 
-def test_an_interrupted_deploy_says_what_was_done(run):
+def test_an_interrupted_deploy_says_what_was_done(run, tmp_path):
     nodes = {"a": looks(says("")), "b": looks(interrupts), "c": looks(says(""))}
     done = run(nodes, *DEPLOY, policy=POLICY)
     assert done.code == 130
@@ -160,6 +160,8 @@ def test_an_interrupted_deploy_says_what_was_done(run):
     assert "1 of 3 nodes were completed; not b,c (--limit @last-failed)" in done.err
     assert done.transport.ended == 1
     assert "c" not in [request.node for request in done.transport.asked if not request.mark]
+    kept = (tmp_path / "state/nodeready/last-failed").read_text().splitlines()
+    assert {"b", "c"} <= {row.partition("\t")[0] for row in kept}
 
 
 def test_a_deploy_that_is_interrupted_while_it_looks_changes_nothing(run):

@@ -1,8 +1,7 @@
 """A small virtual machine with a real kernel, for what namespaces cannot show.
 
-Debian's cloud kernel under qemu's software emulation: Yama, core_pattern,
-/proc/sys and the kernel command line are the real ones, and a reboot is a
-reboot. The disk keeps its state over reboots and belongs to one machine.
+Debian's cloud kernel under qemu's software emulation: Yama, core_pattern, /proc/sys and the kernel
+command line are the real ones. The disk keeps its state over reboots.
 
     with Vm.start(tmp_path) as vm:
         vm.run("sysctl -w kernel.yama.ptrace_scope=1")
@@ -27,12 +26,10 @@ from tests.vm.machine.image import Image, build
 
 __all__ = ["Vm", "VmError"]
 
-# Measured under software emulation on a shared core: 6 s. Ten times that and
-# more leaves room for a busy machine; a dead one is noticed at once.
+# Measured on a shared core: 6 s. A machine may be busy; a dead one is noticed at once.
 BOOT_TIMEOUT_S = 180.0
 
-# Below Linux's default range for outgoing connections (32768 on), so that the
-# port is still free when the machine comes back from a reboot.
+# Below Linux's default range for outgoing connections, so that the port stays free in a reboot.
 PORTS = range(20000, 32000)
 
 
@@ -49,11 +46,7 @@ class Vm:
 
     @classmethod
     def start(cls, workdir: Path) -> Vm:
-        """Boot a fresh machine whose disk and logs lie in `workdir`.
-
-        Builds the image when it is not cached. Raises VmError when a tool is missing or ssh does
-        not come up.
-        """
+        """Boot a fresh machine whose disk and logs lie in `workdir`. Raises VmError."""
         machine = cls(workdir, build(), _free_port())
         machine._write_ssh_config()
         try:
@@ -72,7 +65,7 @@ class Vm:
 
     @property
     def disk(self) -> Path:
-        """This machine's own disk, a raw ext4 file system without partitions."""
+        """A raw ext4 file system without partitions."""
         return self.workdir / "disk.img"
 
     @property
@@ -94,22 +87,11 @@ class Vm:
         *,
         input: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        """Run a shell command by ssh; the result has rc 255 when ssh itself failed.
-
-        With `check`, an exit status other than 0 raises VmError with the output.
-        `timeout` is in seconds; `input` is what the command reads.
-        """
+        """Run a shell command by ssh. With `check`, raises VmError for a status other than 0."""
         ssh = ["ssh", "-F", str(self.ssh_config), "-l", user, self.name, "--", command]
+        how = {"capture_output": True, "text": True, "errors": "replace", "timeout": timeout}
         try:
-            done = subprocess.run(
-                ssh,
-                input=input,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout,
-                check=False,
-            )
+            done = subprocess.run(ssh, input=input, check=False, **how)
         except subprocess.TimeoutExpired as error:
             raise VmError(f"{self.name}: no answer in {timeout:g} s: {command}") from error
         if check and done.returncode != 0:
@@ -118,11 +100,7 @@ class Vm:
         return done
 
     def reboot(self) -> None:
-        """Reboot and return when ssh answers from a new boot; the disk keeps its state.
-
-        The kernel gets the arguments of the default entry of the machine's own grub.cfg. Raises
-        VmError.
-        """
+        """Reboot by the machine's own grub.cfg, until ssh answers. Raises VmError."""
         before = self.boot_id
         assert self._qemu is not None
         # The connection may go down before ssh has the exit status.

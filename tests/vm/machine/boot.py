@@ -1,7 +1,6 @@
 """One boot of the small virtual machine: qemu's command line, and what GRUB would say.
 
-qemu loads the kernel itself; the part of the boot loader that matters, the
-kernel's arguments, is read from the machine's own disk as GRUB reads it.
+qemu loads the kernel itself; its arguments are read from the machine's own disk as GRUB does.
 """
 
 import re
@@ -12,19 +11,15 @@ from pathlib import Path
 from nodeready.lab.host import environment
 from nodeready.lab.state import LabError
 
-# Added to what the boot loader says: the console goes to our log, a panic ends
-# the machine at once, and no timer is measured, which fails on a busy machine
-# ("IO-APIC + timer doesn't work!").
+# Added to what the boot loader says: the console goes to our log, a panic ends the machine at
+# once, and no timer is measured, which fails on a busy machine ("IO-APIC + timer doesn't work!").
 HARNESS_ARGS = ("console=ttyS0", "panic=-1", "no_timer_check")
 
 GRUB_CFG = "/boot/grub/grub.cfg"
 
 
 class VmError(LabError):
-    """The virtual machine cannot be built, started or talked to.
-
-    The first line says what happened; evidence may follow, the log's name last.
-    """
+    """The virtual machine cannot be built, started or talked to: what happened, and evidence."""
 
 
 def qemu_command(
@@ -39,7 +34,7 @@ def qemu_command(
 ) -> list[str]:
     """Start the machine in the foreground; a reset or a power-off ends qemu.
 
-    `port` of 127.0.0.1 leads to the machine's sshd; None gives it no network.
+    port: of 127.0.0.1, leads to the machine's sshd; None: no network
     """
     command = [
         # The kernel ends qemu with us, even when we are killed.
@@ -69,14 +64,11 @@ def qemu_command(
 def boot_args(disk: Path) -> tuple[str, ...]:
     """The kernel arguments of the default entry of a halted machine's grub.cfg.
 
-    Read without replaying the journal, as GRUB does. Raises VmError when there
-    is no entry: such a machine would not boot.
+    Read without replaying the journal, as GRUB does. Raises VmError when there is no entry.
     """
     dump = ["debugfs", "-c", "-R", f"cat {GRUB_CFG}", str(disk)]
-    done = subprocess.run(
-        dump, capture_output=True, text=True, errors="replace", check=False, env=environment()
-    )
-    args = grub_args(done.stdout)
+    how = {"capture_output": True, "text": True, "errors": "replace", "env": environment()}
+    args = grub_args(subprocess.run(dump, check=False, **how).stdout)
     if not args:
         raise VmError(f"the machine would not boot: no kernel line in {GRUB_CFG} of {disk}")
     return args
@@ -89,10 +81,7 @@ def grub_args(grub_cfg: str) -> tuple[str, ...]:
 
 
 def last_lines(log: Path, count: int = 40) -> str:
-    """The end of a log as evidence under an error; empty when there is no log.
-
-    A kernel panic is about 25 lines, with its cause above it.
-    """
+    """The end of a log as evidence under an error; "": there is no log."""
     if not log.exists():
         return ""
     lines = log.read_text(errors="backslashreplace").splitlines()[-count:]

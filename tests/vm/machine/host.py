@@ -53,24 +53,12 @@ def os_release() -> dict[str, str]:
 
 
 def apt_sources() -> list[str]:
-    """This machine's own apt sources of its distribution, as one-line `deb` entries.
-
-    Raises VmError when apt has no package lists.
-    """
+    """This machine's own apt sources of its distribution, as `deb` lines. Raises VmError."""
     release = os_release()
     codename = release["VERSION_CODENAME"]
-    listed = subprocess.run(
-        [
-            "apt-get",
-            "indextargets",
-            "--format",
-            "$(ORIGIN)|$(CODENAME)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)",
-            "Created-By: Packages",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    fields = "$(ORIGIN)|$(CODENAME)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)"
+    argv = ["apt-get", "indextargets", "--format", fields, "Created-By: Packages"]
+    listed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     lines: list[str] = []
     for row in dict.fromkeys(listed.splitlines()):
         origin, name, uri, suite, component = row.split("|")
@@ -78,20 +66,15 @@ def apt_sources() -> list[str]:
         if ours and not uri.startswith("cdrom:"):
             lines.append(f"deb {uri} {suite} {component}")
     if not lines:
-        raise VmError(
-            f"apt has no package lists of {release['ID']} {codename}: run apt-get update first"
-        )
+        what = f"{release['ID']} {codename}"
+        raise VmError(f"apt has no package lists of {what}: run apt-get update first")
     return lines
 
 
 def apt_options() -> list[str]:
     """How this machine's apt gets at its mirrors (proxy, dates), for mmdebstrap's own apt."""
-    dump = subprocess.run(
-        ["apt-config", "dump", "--no-empty", "Acquire"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    argv = ["apt-config", "dump", "--no-empty", "Acquire"]
+    dump = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     wanted = ("Acquire::http", "Acquire::https", "Acquire::Check-", "Acquire::Retries")
     return [line for line in dump.splitlines() if line.startswith(wanted)]
 
@@ -102,10 +85,7 @@ def run_logged(
     extra_env: dict[str, str] | None = None,
     cwd: Path | None = None,
 ) -> None:
-    """Run one step of the build, its output added to `log`; raises VmError when it fails.
-
-    When we are killed the step ends with all its children and mounts.
-    """
+    """Run one step of the build, its output added to `log`. Raises VmError when it fails."""
     with log.open("a") as out:
         done = subprocess.run(
             [*_CONTAINED, *(str(part) for part in command)],

@@ -73,8 +73,7 @@ def load_order(modules_dep: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(wanted))
 
 
-# Room for a few core files beside the system, which takes about 0.5 GB. The
-# file is sparse.
+# Room for a few core files beside the system, which takes about 0.5 GB. The file is sparse.
 FILES = Path(__file__).parent / "files"
 DISK_MB = 2048
 
@@ -100,10 +99,7 @@ def cache_dir() -> Path:
 
 
 def build() -> Image:
-    """The image of today's recipe, from the cache or built now (about a minute).
-
-    Raises VmError, naming the log, when a tool is missing or a step fails.
-    """
+    """The image of today's recipe, from the cache or built now, in a minute. Raises VmError."""
     lacks = missing()
     if lacks:
         raise VmError(f"the virtual machine needs {', '.join(lacks)}")
@@ -190,11 +186,8 @@ def _bootstrap(work: Path, root: Path, log: Path) -> None:
     fetch.write_text(file("fetch-kernel"))
     fetch.chmod(0o755)
     command: list[str | Path] = [
-        "mmdebstrap",
-        "--mode=root",
-        "--variant=apt",
+        *("mmdebstrap", "--mode=root", "--variant=apt", "--dpkgopt=force-unsafe-io"),
         f"--include={','.join(recipe.PACKAGES)}",
-        "--dpkgopt=force-unsafe-io",
         *(f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("doc", "man", "locale")),
         *(f"--aptopt={line}" for line in apt_options()),
         f'--customize-hook={shlex.quote(str(fetch))} "$1"',

@@ -4,33 +4,19 @@ Everything here and there is part of the recipe: a change gives the image anothe
 digest, so that the next start builds it anew (see `vm_image`).
 """
 
-# Besides Debian's essential packages and apt. systemd is there for its files
-# and tools (systemd-sysctl, systemd-tmpfiles, systemctl); PID 1 is busybox,
-# which boots in a fraction of the time under software emulation.
+# Besides Debian's essential packages and apt. systemd is there for its files and tools
+# (systemd-sysctl, systemd-tmpfiles, systemctl); PID 1 is busybox, which boots in a fraction of the
+# time under software emulation.
 PACKAGES = (
-    "busybox-static",
-    "gdb",
-    "grub-pc-bin",
-    "grub2-common",
-    "iproute2",
-    "kmod",
-    "openssh-client",
-    "openssh-server",
-    "pciutils",
-    "pdsh",
-    "procps",
-    "python3",
-    "strace",
-    "sudo",
-    "systemd",
+    *("busybox-static", "gdb", "grub-pc-bin", "grub2-common", "iproute2", "kmod"),
+    *("openssh-client", "openssh-server", "pciutils", "pdsh", "procps", "python3", "strace"),
+    *("sudo", "systemd"),
 )
 
-# The name of the kernel's package, by ID of /etc/os-release: both are built
-# for virtual machines and have Yama.
+# The kernel's package by ID of /etc/os-release: both are for virtual machines and have Yama.
 KERNEL = {"debian": "linux-image-cloud-amd64", "ubuntu": "linux-image-virtual"}
 
-# Loaded by the initramfs, in this order, each after what it depends on. What
-# is built into the kernel is skipped.
+# Loaded by the initramfs in this order, each after what it depends on, if it is no built-in.
 MODULES = ("virtio", "virtio_pci", "virtio_blk", "virtio_net", "virtio_rng", "ext4")
 
 # The address that qemu's user network routes its forwarded ports to.
