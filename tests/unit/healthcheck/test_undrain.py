@@ -25,7 +25,7 @@ from nodeready.core.result import Result
 from nodeready.runs import undrain as run_undrain
 from nodeready.runs.ready import command as ready
 from nodeready.runs.undrain import OUTCOMES, DrainedNode, Undrain, slurm_nodes
-from tests.cases import cases
+from tests.cases import cases, with_table
 from tests.fake import Does
 from tests.unit.commands import AWAY, program
 from tests.unit.healthcheck.test_drain import shown
@@ -168,17 +168,7 @@ def test_a_node_of_slurm_is_found_by_its_name_host_name_or_address():
         assert slurm_nodes([name, "n3", "10.0.0.2"], nodes) == {name: nodes["n1"]}
 
 
-HELD = "not undrained: process 40 of ada (job 17, FAILED)"
-UNPROVED = "not undrained: 1 check: host.shm: "
-
-
-@pytest.mark.parametrize(("reason", "rows", "statuses", "says"), [
-    ("Kill task failed", (), ("ok",), ""),
-    ("nodeready: x", (), ("ok",), ""),
-    ("disk swap", (), ("ok",), None),
-    ("Kill task failed", (STUCK,), ("ok",), HELD),
-    ("Kill task failed", (), ("ok", "unknown"), UNPROVED),
-])  # fmt: skip
+@with_table("reason, rows, statuses, says")
 def test_the_gate_returns_its_own_node(slurm, monkeypatch, *, reason, rows, statuses, says):
     """says: None: the drain is not the gate's business"""
     calls = tools(slurm, one=shown("IDLE+DRAIN", reason))

@@ -16,7 +16,7 @@ from nodeready.subjects.gate import facts
 from nodeready.subjects.gate.facts import Hold
 from tests.builders.fleets import MEMLOCK, RCMD, SCOPE, audit, node, rated
 from tests.builders.results import unknown
-from tests.cases import cases
+from tests.cases import cases, with_table
 
 GOOD = NodeVerdict(1000.0, "boot", "policy", True)
 BAD = NodeVerdict(1000.0, "boot", "policy", False, ("gpus.present: 7",))
@@ -179,19 +179,9 @@ def test_a_node_that_is_kept_in_service_says_so_everywhere(
 HOLD = Hold(1000, 4000, "abc", "20 of 4000 nodes")
 
 
-@pytest.mark.parametrize(("hold", "now_s", "trusted_s", "is_valid"), [
-    # 4,000 nodes ask four times a second: each one every 1,000 s.
-    (HOLD, 1999.9, 0, True),
-    (HOLD, 2000, 0, False),
-    (HOLD, 2000, 1001, True),
-    (replace(HOLD, nodes=8), 1003, 0, False),
-    (replace(HOLD, nodes=8), 1003, 900, True),
-    # Slurm did not answer; another policy; the clock was set back.
-    (replace(HOLD, nodes=0), 1000, 900, False),
-    (replace(HOLD, policy_digest="abd"), 1000, 900, False),
-    (HOLD, 999, 900, False),
-])  # fmt: skip
+@with_table("hold, now_s, trusted_s, is_valid")
 def test_how_long_a_filled_share_is_believed(hold, now_s, trusted_s, is_valid):
+    hold = replace(HOLD, **hold)
     assert Hold.parse(hold.line()) == hold
     assert hold.is_valid(now_s, "abc", trusted_s) is is_valid
 

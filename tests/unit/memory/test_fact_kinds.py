@@ -17,7 +17,7 @@ import pytest
 from nodeready.core.wire import shown_keys
 from nodeready.runs.memory.look import compared_facts, is_unique, kind_of, shown_value
 from nodeready.subjects.registry import SUBJECTS
-from tests.cases import read_table
+from tests.cases import with_table
 from tests.unit.subjects.test_json_keys import derived_facts, observed_type
 
 GOLDEN = Path(__file__).parent / "data/fact_kinds.txt"
@@ -89,9 +89,7 @@ FACTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"), read_table(__file__, "a_value_is_shown_as_administrators_write_it")
-)
+@with_table("key, value, words")
 def test_a_value_is_shown_as_administrators_write_it(key, value, words):
     assert shown_value(key, value) == words
 

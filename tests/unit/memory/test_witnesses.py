@@ -12,15 +12,12 @@ from nodeready.runs.memory.lemons import (
 )
 from nodeready.runs.memory.look import RESULTS, Event, Look, dump, node_sections
 from nodeready.runs.memory.store import Memory
+from tests.cases import with_table
 
 DAY_S = 86400.0
 
 
-@pytest.mark.parametrize(("users", "makes_a_lemon"), [
-    pytest.param(("",), (ROOT,), id="without a user"),
-    pytest.param(("1001",), (ROOT,), id="one user"),
-    pytest.param(("1001", "1002"), (ROOT, USER), id="two users"),
-])  # fmt: skip
+@with_table("users, makes_a_lemon")
 @pytest.mark.parametrize("kind", WITNESSES)
 def test_a_node_is_a_lemon_by_what_has_its_witnesses(tmp_path, kind, users, makes_a_lemon):
     """One of eight nodes has the event on four days, from each of these users."""
@@ -37,13 +34,7 @@ def test_a_node_is_a_lemon_by_what_has_its_witnesses(tmp_path, kind, users, make
     assert named == (["gpu1"] if WITNESSES[kind] in makes_a_lemon else [])
 
 
-@pytest.mark.parametrize(("logs", "days"), [
-    pytest.param({"1001": (1, 2, 3)}, 0, id="jobs of one user"),
-    pytest.param({"1001": (1, 2, 3), "1002": (3,)}, 1, id="the loudest user adds no day"),
-    pytest.param({"1001": (1, 1, 1), "1002": (3, 4)}, 1, id="a day counts once"),
-    pytest.param({"1001": (1,), "1002": (2,), "1003": (3,)}, 2, id="three users"),
-    pytest.param({"1001": (1, 2), "": (3, 4, 5)}, 0, id="a log of an unknown user"),
-])  # fmt: skip
+@with_table("logs, days")
 def test_days_on_which_users_logs_count(logs, days):
     events = [
         Event(day * DAY_S, "gpu1", "", "postmortem-gpu", "a line", user)

@@ -21,7 +21,7 @@ from nodeready.agent.witnesses.ports import WitnessedPort, counters, network
 from nodeready.lab import amd as lab_amd
 from nodeready.lab import nvidia as lab_nvidia
 from nodeready.lab.hardware import h100, ib_tree
-from tests.cases import cases
+from tests.cases import cases, with_table
 
 
 def write(root: Path, files: Mapping[str, str | None]) -> None:
@@ -250,14 +250,7 @@ def test_a_gpu_that_the_hardware_slows_down(tools, monkeypatch):
     assert throttles == [(), ("hw_thermal_slowdown",), ("performance level low",)]
 
 
-@pytest.mark.parametrize(("script", "words"), [
-    ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "mismatch"),
-    ("echo 'NVIDIA-SMI has failed because ...' >&2; exit 9", "NVIDIA-SMI has failed"),
-    ("exec sleep 60", "gave no answer in"),
-    ("echo '<nvidia_smi_log><gpu'", "nvidia-smi: "),
-    ("exit 0", "nvidia-smi: "),
-    (None, "nvidia-smi is not installed"),
-])  # fmt: skip
+@with_table("script, words")
 def test_a_tool_that_fails(tools, script, words):
     if script:
         tools("nvidia-smi", script)

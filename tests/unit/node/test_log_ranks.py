@@ -8,7 +8,7 @@ import pytest
 from nodeready.agent.log_lines import learn_file, read_ranks, text_lines
 from nodeready.agent.log_ranks import LineOrigin, learn_ranks
 from nodeready.agent.postmortem import file_failures
-from tests.cases import cases, read_table
+from tests.cases import cases, with_table
 
 LOGS = sorted((Path(__file__).parent / "cases" / "mixed_logs").glob("*.log"))
 
@@ -124,7 +124,7 @@ def test_columns_that_tell_no_writer(case):
     assert not learn_ranks(lines).is_mixed, learn_ranks(lines).origins
 
 
-@pytest.mark.parametrize(("line", "text"), read_table(__file__, "the_text_without_its_prefixes"))
+@with_table("line, text")
 def test_the_text_without_its_prefixes(line, text):
     assert learn_ranks([line]).split(line).text == text
 

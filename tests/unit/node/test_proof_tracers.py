@@ -14,10 +14,8 @@ from nodeready.agent.proofs import attach
 from nodeready.agent.runtime import FRAME, ProcessSupervisor, responds, status
 from nodeready.subjects.proof.facts import UNFINISHED
 from tests.builders.proof import GOOD, WELL, judged
-from tests.cases import cases
+from tests.cases import cases, with_table
 from tests.command import wait_for
-
-BAD = replace(GOOD, good=False, rc=1)
 
 
 @pytest.fixture
@@ -26,14 +24,10 @@ def supervisor():
         yield supervisor
 
 
-@pytest.mark.parametrize(("gdb", "strace", "expected"), [
-    (replace(BAD, complaint="boo"), GOOD, ("fail", "ok")),
-    (GOOD, None, ("ok", "unknown")),
-    # It showed all that it should, and broke what it looked at.
-    (GOOD, replace(GOOD, tracer=4), ("ok", "fail")),
-    (replace(BAD, rc=None, full=False), GOOD, ("unknown", "ok")),
-])  # fmt: skip
+@with_table("gdb, strace, expected")
 def test_each_tool_is_judged_for_itself(gdb, strace, expected):
+    """A proof is what differs from a good one; None: there is none."""
+    gdb, strace = (None if row is None else replace(GOOD, **row) for row in (gdb, strace))
     results = judged(replace(WELL, tracers=replace(WELL.tracers, gdb=gdb, strace=strace)))
     assert (results["gdb"][0], results["strace"][0]) == expected
     for name, proof in (("gdb", gdb), ("strace", strace)):

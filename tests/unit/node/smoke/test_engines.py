@@ -29,7 +29,7 @@ from nodeready.agent.smoke.orders import (
     SmokeConfig,
     SmokePeer,
 )
-from tests.cases import cases, read_table
+from tests.cases import cases, with_table
 from tests.unit.node.smoke.running_program import within
 
 
@@ -166,21 +166,12 @@ def test_other_pythons(supervisor, pythons):
         assert done.stdout == "b\n", done.stderr
 
 
-@pytest.mark.parametrize(("resolved", "error", "why"), [
-    (("10.0.0.1",), "", ""),
-    (("10.0.0.9", "10.0.0.1"), "", ""),
-    (("10.0.0.9",), "", "gpu01 resolves to 10.0.0.9, which is not gpu01's"),
-    ((), "Name or service not known", "gpu01: Name or service not known"),
-    ((), "", "gpu01: no address"),
-])  # fmt: skip
+@with_table("resolved, error, why")
 def test_a_name_that_leads_elsewhere(resolved, error, why):
     assert engines.name_problem("gpu01", ("10.0.0.1",), resolved, error) == why
 
 
-@pytest.mark.parametrize(("wanted", "given", "visible"), [
-    ([0, 3], "", "0,3"), ([2], "2, 3", "2"), ([1], "GPU-a,GPU-b", "GPU-b"),
-    ([0], "2,3", ""), ([2], "GPU-a,GPU-b", ""),
-])  # fmt: skip
+@with_table("wanted, given, visible")
 def test_only_gpus_of_the_session_are_visible_by_its_names(wanted, given, visible):
     if visible:
         assert torch_ranks.visible_devices(wanted, given) == visible
@@ -321,10 +312,7 @@ def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor
     assert rank.phase == "start"
 
 
-@pytest.mark.parametrize(
-    ("text", "changed", "phase", "error"),
-    read_table(__file__, "nccl_tests_that_fails_hangs_or_sums_wrongly"),
-)
+@with_table("text, changed, phase, error")
 def test_nccl_tests_that_fails_hangs_or_sums_wrongly(vendor, text, changed, phase, error):
     # A number that no other test sleeps.
     own = str(1_000_000 + os.getpid())
