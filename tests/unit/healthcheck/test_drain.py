@@ -39,25 +39,14 @@ def test_a_drain_of_somebody_else_is_never_touched(why):
 
 
 def test_the_output_of_scontrol_is_read_by_its_lines():
-    for text, node in (
-        (
-            shown("IDLE+DRAIN", "a [b] c").replace("batch", "batch,long "),
-            SlurmNode(
-                *(("IDLE", "DRAIN"), "a [b] c", "2026-11-21T01:00:00", "n1", ("batch", "long")),
-                author="root",
-            ),
-        ),
-        (
-            shown("IDLE").replace("Weight", "Reason=nodeready: no Weight"),
-            SlurmNode(("IDLE",), "", "", "n1", ("batch",)),
-        ),
-        ("   State=DOWN\n   Reason=no time\n", SlurmNode(("DOWN",), "no time")),
-        (
-            "   State=IDLE\n   Reason=x [u@t]\n   Comment=Reason=y [u@t]\n",
-            SlurmNode(("IDLE",), "x", "t", author="u"),
-        ),
-    ):
-        assert parse(text) == node
+    drained = parse(shown("IDLE+DRAIN", "a [b] c").replace("batch", "batch,long "))
+    known = (("IDLE", "DRAIN"), "a [b] c", "2026-11-21T01:00:00", "n1", ("batch", "long"))
+    assert drained == SlurmNode(*known, author="root")
+    idle = parse(shown("IDLE").replace("Weight", "Reason=nodeready: no Weight"))
+    assert idle == SlurmNode(("IDLE",), "", "", "n1", ("batch",))
+    assert parse("   State=DOWN\n   Reason=no time\n") == SlurmNode(("DOWN",), "no time")
+    text = "   State=IDLE\n   Reason=x [u@t]\n   Comment=Reason=y [u@t]\n"
+    assert parse(text) == SlurmNode(("IDLE",), "x", "t", author="u")
     for text in ("", "Node n1 not found\n", "State=IDLE\n", "\x1b[2J"):
         with pytest.raises(DrainError) as error:
             parse(text)

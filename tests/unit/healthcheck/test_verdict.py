@@ -30,17 +30,13 @@ def test_a_written_verdict_is_read(verdict):
     assert gate.valid_verdict(verdict, **NOW) == verdict
 
 
-@pytest.mark.parametrize(
-    ("results", "reasons"),
-    [
-        ([SCOPE, RCMD], ["loses job, configure: pdsh.rcmd: rsh", "ptrace.scope: 1"]),
-        ([SCOPE, LATE], ["loses job? inspect: gpus.tool: late", "ptrace.scope: 1"]),
-        ([RCMD, LATE], ["loses job, configure: pdsh.rcmd: rsh", "gpus.tool: late"]),
-        ([SCOPE, MEMLOCK], ["hides cause, deploy: ptrace.scope: 1"]),
-        ([MEMLOCK], []),
-    ],
-    ids=["two failures", "the worst is unknown", "as bad", "a warning", "go"],
-)
+@pytest.mark.parametrize(("results", "reasons"), [
+    ([SCOPE, RCMD], ["loses job, configure: pdsh.rcmd: rsh", "ptrace.scope: 1"]),
+    ([SCOPE, LATE], ["loses job? inspect: gpus.tool: late", "ptrace.scope: 1"]),
+    ([RCMD, LATE], ["loses job, configure: pdsh.rcmd: rsh", "gpus.tool: late"]),
+    ([SCOPE, MEMLOCK], ["hides cause, deploy: ptrace.scope: 1"]),
+    ([MEMLOCK], []),
+], ids=["two failures", "the worst is unknown", "as bad", "a warning", "go"])  # fmt: skip
 def test_the_reasons_begin_with_the_worst_cost_and_its_first_action(results, reasons):
     verdict = gate.node_verdict(audit(node("n1", *results)), Policy())
     assert list(verdict.costed_reasons) == reasons
@@ -48,16 +44,10 @@ def test_the_reasons_begin_with_the_worst_cost_and_its_first_action(results, rea
 
 
 def test_a_stale_verdict_is_none():
-    for more in (
-        {"now_s": 1060.1},
-        {"now_s": 999.9},
-        {"now_s": -1.0},
-        {"max_age_s": 0},
-        {"boot_id": "another"},
-        {"boot_id": ""},
-        {"policy_digest": "another"},
-    ):
-        assert gate.valid_verdict(GOOD, **{**NOW, **more}) is None, more
+    stale = [("now_s", moment) for moment in (1060.1, 999.9, -1.0)]
+    stale += [("max_age_s", 0), ("boot_id", "another"), ("boot_id", "")]
+    for name, value in (*stale, ("policy_digest", "another")):
+        assert gate.valid_verdict(GOOD, **{**NOW, name: value}) is None, (name, value)
     assert gate.valid_verdict(None, **NOW) is None
     assert gate.valid_verdict(replace(GOOD, boot_id=""), **{**NOW, "boot_id": ""}) is None
     for moment in (float("nan"), float("inf"), float("-inf")):
@@ -195,9 +185,8 @@ def test_the_options_of_the_nodes_own_ready_go_before_its_policy():
     said = Namespace(ports="30000-30009", gpus=4, user="ada")
     changed = here._with_options(Policy(port_range="1-9", gpu_count=8, job_user="ml"), said)
     assert changed == Policy(port_range=(30000, 30009), gpu_count=4, job_user="ada")
-    assert here._with_options(changed, Namespace(ports=None, gpus=None, user=None)) == changed
-    for wrong in ({"ports": "9-1"}, {"gpus": -1}):
-        with pytest.raises(PolicyError, match="--" + next(iter(wrong))):
-            here._with_options(
-                changed, Namespace(**{"ports": None, "gpus": None, "user": None, **wrong})
-            )
+    none = Namespace(ports=None, gpus=None, user=None)
+    assert here._with_options(changed, none) == changed
+    for name, value in (("ports", "9-1"), ("gpus", -1)):
+        with pytest.raises(PolicyError, match=f"--{name}"):
+            here._with_options(changed, Namespace(**{**vars(none), name: value}))
