@@ -97,17 +97,7 @@ def test_a_traceback_behind_a_prefix(case, tmp_path):
     assert failures.unknown_prefix == case["unknown"]
 
 
-FIRST_LINES = {
-    "[2025-01-29 08:52:11 TP2] Scheduler hit an exception: ": "2",
-    "2025-03-10 10:41:43,105 [rank 2] ERROR ": "2",
-    "[2025-03-10 10:41:11,105][rank2][ERROR] - ": "2",
-    "2025-03-10 10:41:43,105 ERROR train: ": "",
-    "2025-03-10 10:41:43,105 ERROR local_rank 2: ": "",
-    "[rank0]: Error of rank 3: ": "0",
-}
-
-
-@pytest.mark.parametrize(("prefix", "rank"), FIRST_LINES.items())
+@with_table("prefix, rank")
 def test_a_logger_puts_its_prefix_before_the_first_line_alone(prefix, rank, tmp_path):
     traceback = ["Traceback (most recent call last):", *_ERROR]
     end = "2025-03-10 10:41:59 INFO done"

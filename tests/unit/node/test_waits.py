@@ -29,7 +29,7 @@ from nodeready.agent.stacks.waits import (
     phrase,
     tcp_row,
 )
-from tests.cases import read_data
+from tests.cases import read_data, with_table
 from tests.command import wait_for
 
 if os.uname().machine not in ("x86_64", "aarch64"):
@@ -207,28 +207,11 @@ def test_every_machine_has_each_number_once():
     assert calls("riscv64") == {}
 
 
-TCP = """\
-  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:733C 0100007F:A1B2 01 00000000:00000000 00:00000000 00000000     0        0 4711 1 0
-   1: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 99 1 0
-"""
-TCP6 = (
-    "   0: 0000000000000000FFFF00000200000A:733C 0000000000000000FFFF00000100000A:0035 02 "
-    "00000000:00000000 00:00000000 00000000     0        0 5 1 0\n"
-)
-
-
 @pytest.mark.skipif(sys.byteorder != "little", reason="recorded on a little-endian machine")
-@pytest.mark.parametrize(("text", "inode", "row"), [
-    (TCP, 4711, ("127.0.0.1:29500", "127.0.0.1:41394", 1)),
-    (TCP, 99, ("0.0.0.0:22", "0.0.0.0:0", 10)),
-    (TCP, 7, None),
-    (TCP6, 5, ("10.0.0.2:29500", "10.0.0.1:53", 2)),
-    ("", 5, None),
-    ("   0: 01:0000 02:0000 01 x 5 1 \n", 5, None),
-])  # fmt: skip
-def test_a_row_of_the_sockets(text, inode, row):
-    assert tcp_row(text, inode) == row
+@with_table("inode, row")
+def test_a_row_of_the_sockets(inode, row):
+    assert tcp_row(read_data(__file__, "proc_net_tcp.txt"), inode) == row
+    assert tcp_row("", inode) is None
 
 
 INET, INET6, UNIX = (
@@ -252,11 +235,7 @@ def test_an_address(data, text):
 LOCKS = read_data(__file__, "proc_locks.txt")
 
 
-@pytest.mark.parametrize(("pid", "holder"), [
-    (77, 55), (88, 66), (99, 0), (55, 0), (1, 0),
-    # Who waits behind another one that waits stands further in.
-    (45, 44), (46, 44),
-])  # fmt: skip
+@with_table("pid, holder")
 def test_who_holds_a_lock(pid, holder):
     assert lock_holder(LOCKS, pid) == holder
 

@@ -192,28 +192,20 @@ FAILED, GOOD, OLD, RCCL = (path.read_text() for path in sorted(OUTPUTS.iterdir()
 WRONG = GOOD.replace("172.54      0", "172.54     24").replace(": 0 OK", ": 1 FAILED")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (GOOD, Performance("2.17.6", "NCCL 2.28.8", True, "", 0.01843, 172.54 * 8, "")),
-        (WRONG, Performance("2.17.6", "NCCL 2.28.8", True, "all_reduce of 268435456 bytes: 24 "
-                            "numbers are wrong", 0.01843, 172.54 * 8, "")),
-        (GOOD.replace(": 0 OK", ": 3 FAILED"),
-         Performance("2.17.6", "NCCL 2.28.8", True, "all_reduce: out of bounds values: 3", 0.01843,
-                     172.54 * 8, "")),
-        (FAILED, Performance("2.17.6", "NCCL 2.28.8", False, "", 0.0, 0.0, "unhandled cuda error "
-                             "(run with NCCL_DEBUG=INFO for details) "
-                             "(nvmlDeviceGetHandleByPciBusId() failed: Not Found)")),
-        (RCCL, Performance("2.17.9-develop:2596ca5f71", "RCCL 2.27.7", False, "", 0.01863,
-                           6.16 * 8, "")),
-        (OLD, Performance("", "", True, "", 3.2272, pytest.approx(145.6), "")),
-        (GOOD[: GOOD.index("# Out of bounds")],
-         Performance("2.17.6", "NCCL 2.28.8", False, "", 0.01843, 172.54 * 8, "")),
-    ],
-    ids=["good", "wrong", "out of bounds", "failed", "rccl", "old", "cut off"],
-)  # fmt: skip
+TEXTS = {
+    "good": GOOD,
+    "wrong": WRONG,
+    "out of bounds": GOOD.replace(": 0 OK", ": 3 FAILED"),
+    "failed": FAILED,
+    "rccl": RCCL,
+    "old": OLD,
+    "cut off": GOOD[: GOOD.index("# Out of bounds")],
+}
+
+
+@with_table("text, expected")
 def test_what_nccl_tests_print(text, expected):
-    assert engines.performance(text) == expected
+    assert engines.performance(TEXTS[text]) == Performance(*expected)
 
 
 INFO = (
