@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.agent.gate import drain
 from nodeready.agent.gate.drain import DrainError, SlurmNode, decide, name_of, parse, reason_of
-from tests.cases import cases
+from tests.cases import cases, with_table
 
 BAD = "nodeready: hides cause, reboot: ptrace.scope: 1"
 
@@ -75,12 +75,7 @@ def test_a_name_that_could_mean_other_nodes_is_refused():
         name_of({}, "")
 
 
-@pytest.mark.parametrize(("script", "words", "limit_s"), [
-    ("echo 'slurm_load_node error: no controller' >&2; exit 1", "error: no controller", 60),
-    ("sleep 60", "gave no answer", 0.05),
-    ("exit 3", "status 3", 60),
-    ("printf '\\377\\033garbage'", "makes no sense", 60),
-])  # fmt: skip
+@with_table("script, words, limit_s")
 def test_a_slurm_that_does_not_answer_is_one_line(tmp_path, monkeypatch, script, words, limit_s):
     program = tmp_path / "scontrol"
     program.write_text(f"#!/bin/sh\n{script}\n")

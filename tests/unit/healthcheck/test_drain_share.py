@@ -147,7 +147,6 @@ def test_who_comes_before_a_node_keeps_it_in_service(own, others, maximum, held)
 
 
 def test_a_person_who_decides_between_the_looks_is_right(slurm, monkeypatch):
-    """Whatever a person makes of the drain, neither step changes it."""
     stand_in = slurm(0.0, 0.01)
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     sleep = time.sleep

@@ -44,8 +44,6 @@ CHECKS = check_ids()
 
 
 class SimulatedNode:
-    """A node whose answers can be changed."""
-
     def __init__(self, number: int) -> None:
         self.texts = dict(TEXTS)
         self.edit("nvidia_smi", r"(?<=<serial>)1650522", f"{1000000 + number}")
@@ -148,7 +146,6 @@ def moment(day, look=0):
 
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory):
-    """The month in the memory's own file."""
     path = tmp_path_factory.mktemp("month") / "memory.db"
     nodes = {name: SimulatedNode(number) for number, name in enumerate(NODES)}
     states = {name: node.state(name) for name, node in nodes.items()}

@@ -310,7 +310,6 @@ def intact(path: Path, kept: int) -> None:
 
 
 def write_looks(path: Path, report: Callable[[int], None], count: int = 10_000) -> None:
-    """Keep looks at 20 nodes that change each time."""
     with Memory.open(path, make=True) as memory:
         for _ in range(count):
             number = 1 + len(memory.looks())

@@ -231,12 +231,7 @@ RAY_LINE = (
 RAY_LOG = "ray-train-sys-worker-0f5880afd5f8ce488e716bb3.log"
 
 
-@pytest.mark.parametrize(("name", "text", "number"), [
-    (RAY_LOG, RAY_LINE % (1, 2), (1, 2)),
-    (RAY_LOG, "{}\n" + RAY_LINE % (0, 4) + RAY_LINE % (3, 4), (3, 4)),
-    (RAY_LOG, '{"message": "Killed"}\n', None),
-    (RAY_LOG.replace("sys", "app"), RAY_LINE % (1, 2), None),
-])  # fmt: skip
+@with_table("name, text, number")
 def test_a_worker_of_ray_train_writes_its_number_into_a_log(tmp_path, name, text, number):
     path = tmp_path / name
     with path.open("w") as log:

@@ -56,7 +56,6 @@ _LOST = [
 
 
 def prefixed(case, rank, rows):
-    """The lines of a rank."""
     values = {"r": rank, "next": rank + 1, "half": rank // 2, "odd": rank % 2, "pid": 8810 + rank}
     prefix = case["prefix"].format(**values, name=["alpha", "beta", "gamma", "delta"][rank])
     return [prefix + row for row in rows]

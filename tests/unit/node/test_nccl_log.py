@@ -73,7 +73,6 @@ WORDS = sorted({
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(st.sampled_from(WORDS), max_size=40).map("".join), max_size=20))
 def test_words_in_any_order_are_read_within_bounds(lines):
-    """The words of all cases, with their line ends."""
     for rank in read_log("".join(lines).splitlines()).ranks:
         assert rank.rank is None or rank.world_size is None or rank.rank < rank.world_size
         assert len(rank.errors) <= nccl_log.MAX_ERRORS

@@ -189,7 +189,6 @@ def test_a_core_and_its_backtrace_are_judged_apart(core, changes, expected, word
 
 
 def test_thousands_of_nodes_share_one_result():
-    """Pids and names are not among the words."""
     assert judged(GOOD)[0] == judged(replace(GOOD, path="/var/crash/core.sh.7.n2.1"))[0]
     lost = Proved(User("ml", 2000, True, "no session: x"), core=None)
     assert debugging.core(lost, WANT).status == "na"

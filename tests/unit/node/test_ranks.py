@@ -231,17 +231,9 @@ def test_an_actor_of_rays_that_has_been_given_a_number_is_a_rank():
     assert [(rank.process.pid, rank.identity.rank) for rank in ranks] == [(40, 0), (41, 1)]
 
 
-def test_the_program_of_a_process():
-    for exe, command, name in (
-        ("python3", "python", "python"),
-        ("python3", "python -c import", "python"),
-        ("python3", "python -m", "python"),
-        ("python3", "python -u -X dev train.py torchrun", "train.py"),
-        ("python3", "/opt/bin/python3.11 -m torch.distributed.run t.py", "torch.distributed.run"),
-        ("", "/usr/bin/srun -N2 torchrun", "srun"),
-        ("", "", "x"),
-    ):
-        assert program(ScannedProcess(1, 0, "x", command=command, program=exe)) == name
+@with_table("executable, command, name")
+def test_the_program_of_a_process(executable, command, name):
+    assert program(ScannedProcess(1, 0, "x", command=command, program=executable)) == name
 
 
 def test_the_busiest_are_offered_where_there_is_no_rank():

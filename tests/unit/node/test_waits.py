@@ -38,7 +38,6 @@ if os.uname().machine not in ("x86_64", "aarch64"):
 
 @contextlib.contextmanager
 def waiting(code, *words, **how):
-    """A Python that waits in this code."""
     argv = [sys.executable, "-S", "-c", f"import os, sys, socket\n{code}", *map(str, words)]
     with subprocess.Popen(argv, **{"stdin": subprocess.PIPE, **how}) as process:
         try:
@@ -183,8 +182,6 @@ def test_a_process_that_runs_waits_for_nothing_and_the_kernel_may_tell_none(monk
 
 
 def test_looking_is_no_wait_of_the_process():
-    """Reading what a process waits for wakes it up not once."""
-
     def switches():
         return re.findall(
             r"\nvoluntary\S+\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text()

@@ -202,7 +202,6 @@ def test_lists_that_contain_themselves_are_told_in_few_words():
 
 @pytest.fixture
 def rank():
-    """A process that stands for a rank."""
     process = subprocess.Popen(["sleep", "60"])
     yield process.pid
     process.kill()

@@ -53,8 +53,6 @@ def named(count: int) -> list[str]:
 
 @dataclass
 class Cluster:
-    """The nodes, and what is wrong with them."""
-
     names: list[str]
     broken: dict[str, str] = field(default_factory=dict)  # node -> what its ranks fail of
     hangs: list[set[str]] = field(default_factory=list)  # hang where all of them are in it
@@ -153,8 +151,6 @@ class Cluster:
 
 
 class SimulatedNode(NodeChannel):
-    """The program of one node."""
-
     def __init__(self, cluster: Cluster, clock: Clock, request: Request) -> None:
         self.cluster, self.clock = cluster, clock
         self.name, self.nonce, self.error = request.node, request.mark, ""
@@ -185,8 +181,6 @@ class SimulatedNode(NodeChannel):
 
 
 class Nodes(Fake):
-    """Reaches the nodes of a cluster."""
-
     def __init__(self, cluster: Cluster, clock: Clock) -> None:
         super().__init__(dict.fromkeys(cluster.names, says("")))
         self.cluster, self.clock = cluster, clock

@@ -214,8 +214,6 @@ def test_a_file_that_may_not_be_read_knows_something(tmp_path):
 
 
 class Held:
-    """A key of an agent."""
-
     def __init__(self, item: PKey):
         self.name, self._blob = item.get_name(), item.asbytes()
 

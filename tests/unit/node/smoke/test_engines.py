@@ -46,7 +46,6 @@ def executable(path: Path, text: str) -> str:
 
 
 def torch_engines(supervisor: ProcessSupervisor, **config: object) -> tuple[Engine, Engine]:
-    """Over NCCL, and over gloo."""
     given = SmokeConfig("nonce", "tag", engines=(TORCH,), **config)  # type: ignore[arg-type]
     found = engines.Engines(supervisor, given)
     found.close()
