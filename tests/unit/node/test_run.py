@@ -385,10 +385,8 @@ def test_the_users_own_path_and_sitecustomize_stay(tmp_path, script, python):
     path = script("import helper, sitecustomize; print(helper.word, sitecustomize.__file__)")
     done = run(python, path, python=python, env=environment(PYTHONPATH=str(tmp_path / "mine")))
     assert done.stderr == b""
-    assert done.stdout.decode().splitlines() == [
-        f"[{NODE}:3] my site",
-        f"[{NODE}:3] help {tmp_path}/mine/sitecustomize.py",
-    ]
+    shown = ("my site", f"help {tmp_path}/mine/sitecustomize.py")
+    assert done.stdout.decode().splitlines() == [f"[{NODE}:3] {line}" for line in shown]
 
 
 @pytest.fixture
