@@ -20,15 +20,7 @@ from nodeready.agent.stacks import lock_files, processes, waits
 from nodeready.agent.stacks.descendants import StackTarget
 from nodeready.agent.stacks.py_spy import Dump
 from nodeready.agent.stacks.ranks import JobRank, RankIdentity
-from nodeready.agent.stacks.waits import (
-    PipeEnds,
-    WaitCall,
-    address,
-    calls,
-    lock_holder,
-    phrase,
-    tcp_row,
-)
+from nodeready.agent.stacks.waits import calls
 from tests.cases import read_data, with_table
 from tests.command import wait_for
 
@@ -207,8 +199,8 @@ def test_every_machine_has_each_number_once():
 @pytest.mark.skipif(sys.byteorder != "little", reason="recorded on a little-endian machine")
 @with_table("inode, row")
 def test_a_row_of_the_sockets(inode, row):
-    assert tcp_row(read_data(__file__, "proc_net_tcp.txt"), inode) == row
-    assert tcp_row("", inode) is None
+    assert waits.tcp_row(read_data(__file__, "proc_net_tcp.txt"), inode) == row
+    assert waits.tcp_row("", inode) is None
 
 
 INET, INET6, UNIX = (
@@ -226,7 +218,7 @@ INET, INET6, UNIX = (
     (INET + b"\0", ""),
 ])  # fmt: skip
 def test_an_address(data, text):
-    assert address(data) == text
+    assert waits.address(data) == text
 
 
 LOCKS = read_data(__file__, "proc_locks.txt")
@@ -234,7 +226,7 @@ LOCKS = read_data(__file__, "proc_locks.txt")
 
 @with_table("pid, holder")
 def test_who_holds_a_lock(pid, holder):
-    assert lock_holder(LOCKS, pid) == holder
+    assert waits.lock_holder(LOCKS, pid) == holder
 
 
 def test_the_other_ends_of_what_two_processes_share(tmp_path):
@@ -304,7 +296,7 @@ def test_who_has_a_lock_file(kind, tmp_path):
             [processes.observe([process.pid], time.monotonic() + 9)[process.pid]],
             dumps=[Dump(lock_file="" if is_open else str(lock))],
         )
-        calls = {(process.pid, 0): (WaitCall("sleep"), "sleep")}
+        calls = {(process.pid, 0): (waits.WaitCall("sleep"), "sleep")}
         lock_files.observe([rank], calls, time.monotonic() + 9)
     ((call, text),) = calls.values()
     held = f"lock of {lock}, held by pid {pid} ("
@@ -314,10 +306,13 @@ def test_who_has_a_lock_file(kind, tmp_path):
 
 
 def test_a_pipe_with_many_at_its_other_end():
-    ends = PipeEnds({(7, "w"): [9, 2**22 - 1, 2**22 - 2, 2**22 - 3, 2**22 - 4]})
-    call = WaitCall("read", ("a pipe",), ((0, 7, "w"),))
+    ends = waits.PipeEnds({(7, "w"): [9, 2**22 - 1, 2**22 - 2, 2**22 - 3, 2**22 - 4]})
+    call = waits.WaitCall("read", ("a pipe",), ((0, 7, "w"),))
     several = "read of a pipe that pids 4194303, 4194302, 4194301 and 1 more write"
-    assert phrase(9, call, ends, "") == several
+    assert waits.phrase(9, call, ends, "") == several
     # Not all that may have it were looked at: nothing is said of who has not.
-    assert phrase(9, call, PipeEnds({(7, "w"): [9]}, is_complete=False), "") == "read of a pipe"
-    assert phrase(9, call, PipeEnds(), "") == "read of a pipe"
+    assert (
+        waits.phrase(9, call, waits.PipeEnds({(7, "w"): [9]}, is_complete=False), "")
+        == "read of a pipe"
+    )
+    assert waits.phrase(9, call, waits.PipeEnds(), "") == "read of a pipe"
