@@ -9,8 +9,9 @@ which becomes the test's id, and `nightly: true` where only `make test-all` runs
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,6 +19,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -56,6 +59,20 @@ def read_table(beside: str, name: str) -> Any:
     if isinstance(rows, list):
         rows = [row for row in rows if not (isinstance(row, str) and row.startswith("# "))]
     return as_tuples(rows)
+
+
+def with_table(names: str) -> Callable[[Test], Test]:
+    """Runs a test with each row of its table, which `read_table` finds by the test's own name.
+
+    >>> @with_table("name, group")  # doctest: +SKIP
+    ... def test_names_that_differ_by_numbers_are_one(name, group): ...
+    """
+
+    def parametrize(test: Test) -> Test:
+        table = read_table(test.__code__.co_filename, test.__name__.removeprefix("test_"))
+        return pytest.mark.parametrize(names, table)(test)
+
+    return parametrize
 
 
 def as_tuples(value: Any) -> Any:

@@ -17,7 +17,6 @@ def run(python, *words):
 
 
 def without_sources(path):
-    """A copy that has the code alone."""
     bare = path.with_name("bare.pyz")
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(bare, "w") as new:
         for name in old.namelist():
@@ -27,7 +26,6 @@ def without_sources(path):
 
 
 def takes_its_code(python, compiled):
-    """Whether this Python runs the code without the sources."""
     done = run(python, without_sources(compiled), "audit", "--only", "nosuch")
     return done.returncode == 2 and "no such check" in done.stderr
 

@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.agent.gate import drain
 from nodeready.agent.gate.drain import DrainError, SlurmNode, decide, name_of, parse, reason_of
-from tests.cases import cases
+from tests.cases import cases, with_table
 
 BAD = "nodeready: hides cause, reboot: ptrace.scope: 1"
 
@@ -39,25 +39,14 @@ def test_a_drain_of_somebody_else_is_never_touched(why):
 
 
 def test_the_output_of_scontrol_is_read_by_its_lines():
-    for text, node in (
-        (
-            shown("IDLE+DRAIN", "a [b] c").replace("batch", "batch,long "),
-            SlurmNode(
-                *(("IDLE", "DRAIN"), "a [b] c", "2026-11-21T01:00:00", "n1", ("batch", "long")),
-                author="root",
-            ),
-        ),
-        (
-            shown("IDLE").replace("Weight", "Reason=nodeready: no Weight"),
-            SlurmNode(("IDLE",), "", "", "n1", ("batch",)),
-        ),
-        ("   State=DOWN\n   Reason=no time\n", SlurmNode(("DOWN",), "no time")),
-        (
-            "   State=IDLE\n   Reason=x [u@t]\n   Comment=Reason=y [u@t]\n",
-            SlurmNode(("IDLE",), "x", "t", author="u"),
-        ),
-    ):
-        assert parse(text) == node
+    drained = parse(shown("IDLE+DRAIN", "a [b] c").replace("batch", "batch,long "))
+    known = (("IDLE", "DRAIN"), "a [b] c", "2026-11-21T01:00:00", "n1", ("batch", "long"))
+    assert drained == SlurmNode(*known, author="root")
+    idle = parse(shown("IDLE").replace("Weight", "Reason=nodeready: no Weight"))
+    assert idle == SlurmNode(("IDLE",), "", "", "n1", ("batch",))
+    assert parse("   State=DOWN\n   Reason=no time\n") == SlurmNode(("DOWN",), "no time")
+    text = "   State=IDLE\n   Reason=x [u@t]\n   Comment=Reason=y [u@t]\n"
+    assert parse(text) == SlurmNode(("IDLE",), "x", "t", author="u")
     for text in ("", "Node n1 not found\n", "State=IDLE\n", "\x1b[2J"):
         with pytest.raises(DrainError) as error:
             parse(text)
@@ -86,12 +75,7 @@ def test_a_name_that_could_mean_other_nodes_is_refused():
         name_of({}, "")
 
 
-@pytest.mark.parametrize(("script", "words", "limit_s"), [
-    ("echo 'slurm_load_node error: no controller' >&2; exit 1", "error: no controller", 60),
-    ("sleep 60", "gave no answer", 0.05),
-    ("exit 3", "status 3", 60),
-    ("printf '\\377\\033garbage'", "makes no sense", 60),
-])  # fmt: skip
+@with_table("script, words, limit_s")
 def test_a_slurm_that_does_not_answer_is_one_line(tmp_path, monkeypatch, script, words, limit_s):
     program = tmp_path / "scontrol"
     program.write_text(f"#!/bin/sh\n{script}\n")

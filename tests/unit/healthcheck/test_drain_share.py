@@ -14,6 +14,7 @@ from nodeready.agent.gate import drain
 from nodeready.agent.gate.drain import DrainError, SlurmNode
 from nodeready.subjects.gate.facts import PENDING
 from tests.builders.slurmctld import StandIn
+from tests.cases import with_table
 
 WHY = ("loses job, install: gpus.driver: 570.1",)
 REASON = f"nodeready: {WHY[0]}"
@@ -135,26 +136,10 @@ def node(name: str, reason: str = "", since: str = "", state: str = "IDLE+DRAIN"
     return SlurmNode(tuple(state.split("+")), reason, since, name, ("batch",))
 
 
-A, B, C = "2026-01-01T00:00:01", "2026-01-01T00:00:02", "2026-01-01T00:00:03"
-
-
-@pytest.mark.parametrize(("own", "others", "maximum", "held"), [
-    (node("n1", state="IDLE"), [], "1", False),
-    (node("n1", state="IDLE"), [], "1%", False),
-    (node("n1", state="IDLE"), [node("n2", REASON)], "1%", True),
-    (node("n1", state="IDLE"), [node("n2", PENDING, A)], "1", True),
-    (node("n1", state="IDLE"), [node("n2", REASON, state="DOWN+DRAIN")], "1", True),
-    (node("n1", state="IDLE"), [node("n2", "Prolog error"), node("n3", REASON, state="IDLE")], "1",
-     False),
-    (node("n1", state="IDLE"), [node("n2", REASON), node("n3", state="IDLE")], "67%", False),
-    (node("n1", state="IDLE"), [node("n2", REASON), node("n3", state="IDLE")], "66%", True),
-    (node("n2", PENDING, B), [node("n3", PENDING, B), node("n1", PENDING, C)], "1", False),
-    (node("n2", PENDING, B), [node("n1", PENDING, B)], "1", True),
-    (node("n2", PENDING, B), [node("n3", PENDING, A)], "1", True),
-    # What is final counts, whenever its reason was changed last.
-    (node("n2", PENDING, B), [node("n3", REASON, C)], "1", True),
-], ids=str)  # fmt: skip
+@with_table("own, others, maximum, held")
 def test_who_comes_before_a_node_keeps_it_in_service(own, others, maximum, held):
+    """A node is a row of its name, reason, the time of the reason, and state."""
+    own, *others = (node(*row) for row in (own, *others))
     problem = drain.excess(own, [own, *others], maximum)
     assert bool(problem) is held
     if problem is not None:
@@ -162,7 +147,6 @@ def test_who_comes_before_a_node_keeps_it_in_service(own, others, maximum, held)
 
 
 def test_a_person_who_decides_between_the_looks_is_right(slurm, monkeypatch):
-    """Whatever a person makes of the drain, neither step changes it."""
     stand_in = slurm(0.0, 0.01)
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     sleep = time.sleep

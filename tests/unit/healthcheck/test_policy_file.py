@@ -9,7 +9,6 @@ from tests.cases import cases
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """The site's file of this machine."""
     path = tmp_path / "policy.json"
     monkeypatch.setattr(here, "PATH", str(path))
     return path

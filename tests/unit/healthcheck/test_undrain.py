@@ -6,9 +6,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,7 @@ from nodeready.core.result import Result
 from nodeready.runs import undrain as run_undrain
 from nodeready.runs.ready import command as ready
 from nodeready.runs.undrain import OUTCOMES, DrainedNode, Undrain, slurm_nodes
-from tests.cases import cases
+from tests.cases import cases, read_data, with_table
 from tests.fake import Does
 from tests.unit.commands import AWAY, program
 from tests.unit.healthcheck.test_drain import shown
@@ -53,22 +55,8 @@ def test_what_is_of_no_running_job_holds_the_node(case):
 
 
 def test_mounts_of_users_and_those_with_numbers_are_found_without_using_them():
-    rows = (
-        "1 0 0:1 / / rw - ext4 /dev/vda1 rw",
-        "2 1 0:2 / /home/ada/m rw - fuse.sshfs x rw,user_id=2000,group_id=0",
-        "3 1 0:3 / /run/user/2000/doc rw - fuse.portal x rw,user_id=2000,group_id=0",
-        "4 1 0:4 / /local/job_4711/.ns rw - tmpfs none rw",
-        "5 1 0:5 / /tmp/ada.4712 rw - tmpfs none rw",
-        "6 1 0:6 / /run/user/1000 rw - tmpfs none rw",
-        "7 1 0:7 / /var/lib/docker/overlay2/1a2b3/merged rw - overlay overlay rw",
-        "8 1 0:8 / /net rw - fuse.gcsfuse x rw,user_id=0,group_id=0",
-        "nonsense",
-    )
-    found = [
-        (row.text.split()[0], row.uid, row.numbers)
-        for row in leftovers.find_mounts("\n".join(rows))
-    ]
-    assert found == [
+    rows = leftovers.find_mounts(read_data(__file__, "mountinfo.txt"))
+    assert [(row.text.split()[0], row.uid, row.numbers) for row in rows] == [
         ("/home/ada/m", 2000, ()),
         ("/run/user/2000/doc", 2000, ()),
         ("/local/job_4711/.ns", 0, ("4711",)),
@@ -168,17 +156,7 @@ def test_a_node_of_slurm_is_found_by_its_name_host_name_or_address():
         assert slurm_nodes([name, "n3", "10.0.0.2"], nodes) == {name: nodes["n1"]}
 
 
-HELD = "not undrained: process 40 of ada (job 17, FAILED)"
-UNPROVED = "not undrained: 1 check: host.shm: "
-
-
-@pytest.mark.parametrize(("reason", "rows", "statuses", "says"), [
-    ("Kill task failed", (), ("ok",), ""),
-    ("nodeready: x", (), ("ok",), ""),
-    ("disk swap", (), ("ok",), None),
-    ("Kill task failed", (STUCK,), ("ok",), HELD),
-    ("Kill task failed", (), ("ok", "unknown"), UNPROVED),
-])  # fmt: skip
+@with_table("reason, rows, statuses, says")
 def test_the_gate_returns_its_own_node(slurm, monkeypatch, *, reason, rows, statuses, says):
     """says: None: the drain is not the gate's business"""
     calls = tools(slurm, one=shown("IDLE+DRAIN", reason))
@@ -231,28 +209,13 @@ def proves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """`ready` finds every node but `bad` ready; the --limit of each call."""
     limits: list[str] = []
 
-    class Look:
-        def __init__(self, limit: str) -> None:
-            self.names = limit.split(",")
-
-        @property
-        def document(self) -> "Look":
-            return self
-
-        audit = property(lambda self: self)
-        complete, gaps, nodes = True, (), ()
-        go = property(lambda self: tuple(name for name in self.names if name != "bad"))
-        no_go = property(lambda self: {"bad": ("proof.gdb: no gdb", "host.shm: 1 MiB")})
-
-        def __enter__(self) -> "Look":
-            return self
-
-        def __exit__(self, *problem: object) -> None:
-            return
-
-    def run(inventory: object, options: ready.ReadyOptions, tell: object) -> Look:
+    def run(inventory: object, options: ready.ReadyOptions, tell: object) -> Any:
         limits.append(str(options.limit))
-        return Look(str(options.limit))
+        look = SimpleNamespace(complete=True, gaps=(), nodes=())
+        look.document = look.audit = look
+        look.go = tuple(name for name in limits[-1].split(",") if name != "bad")
+        look.no_go = {"bad": ("proof.gdb: no gdb", "host.shm: 1 MiB")}
+        return nullcontext(look)
 
     monkeypatch.setattr(run_undrain.ready, "run", run)
     return limits
@@ -266,22 +229,7 @@ NODES: dict[str, Does] = {
     "n5": has({"job": "17", "in_cgroup": True, "pid": 41}),
 }
 REASONS = dict.fromkeys(NODES, "Kill task failed") | {"n3": "disk swap", "n9": "x"}
-TABLE = """\
-STATE         SINCE (UTC)       REASON            NODES
-would return  2026-11-21 01:00  Kill task failed  n1
-stays         2026-11-21 01:00  Kill task failed  n2
-    process 40 of ada (job 17, FAILED) in state D in nv_wait: python train.py
-stays         2026-11-21 01:00  disk swap         n3
-    undrain_reasons does not list its reason
-stays         2026-11-21 01:00  Kill task failed  bad
-    proof.gdb: no gdb (and 1 more)
-stays         2026-11-21 01:00  Kill task failed  n5
-    process 41 of ada (job 17, FAILED): python train.py
-5 drained nodes: 1 would return, 4 stays
-next: nodeready undrain nodes --end-leftovers
-next: nodeready undrain nodes --yes
-next: scontrol reboot ASAP nextstate=RESUME 'reason=nodeready: reboot: a process in state D' n2
-"""
+TABLE = read_data(__file__, "undrain.txt")
 SCONTROL = """
 case $* in
 update*) ;;
@@ -333,12 +281,10 @@ def test_only_processes_of_ended_jobs_are_ended(slurm, run, proves):
     tools(slurm)
     done = run(NODES, "undrain", "--end-leftovers")
     orders = [(r.node, r.payload or "") for r in done.transport.asked]
-    ends = [(node, text) for node, text in orders if "'end': ()" not in text]
-    assert [(node, "'end': ((40, 0.0),)" in text) for node, text in ends] == [
-        ("n2", True),
-        ("n5", False),
-    ]
-    assert "'end': ((41, 0.0),)" in ends[1][1]
+    ends = {node: text for node, text in orders if "'end': ()" not in text}
+    assert [*ends] == ["n2", "n5"]
+    assert "'end': ((40, 0.0),)" in ends["n2"]
+    assert "'end': ((41, 0.0),)" in ends["n5"]
     assert "ending 2 processes of ended jobs on n[2,5]" in done.err
 
 

@@ -16,7 +16,7 @@ from nodeready.subjects.gate import facts
 from nodeready.subjects.gate.facts import Hold
 from tests.builders.fleets import MEMLOCK, RCMD, SCOPE, audit, node, rated
 from tests.builders.results import unknown
-from tests.cases import cases
+from tests.cases import cases, with_table
 
 GOOD = NodeVerdict(1000.0, "boot", "policy", True)
 BAD = NodeVerdict(1000.0, "boot", "policy", False, ("gpus.present: 7",))
@@ -30,17 +30,13 @@ def test_a_written_verdict_is_read(verdict):
     assert gate.valid_verdict(verdict, **NOW) == verdict
 
 
-@pytest.mark.parametrize(
-    ("results", "reasons"),
-    [
-        ([SCOPE, RCMD], ["loses job, configure: pdsh.rcmd: rsh", "ptrace.scope: 1"]),
-        ([SCOPE, LATE], ["loses job? inspect: gpus.tool: late", "ptrace.scope: 1"]),
-        ([RCMD, LATE], ["loses job, configure: pdsh.rcmd: rsh", "gpus.tool: late"]),
-        ([SCOPE, MEMLOCK], ["hides cause, deploy: ptrace.scope: 1"]),
-        ([MEMLOCK], []),
-    ],
-    ids=["two failures", "the worst is unknown", "as bad", "a warning", "go"],
-)
+@pytest.mark.parametrize(("results", "reasons"), [
+    ([SCOPE, RCMD], ["loses job, configure: pdsh.rcmd: rsh", "ptrace.scope: 1"]),
+    ([SCOPE, LATE], ["loses job? inspect: gpus.tool: late", "ptrace.scope: 1"]),
+    ([RCMD, LATE], ["loses job, configure: pdsh.rcmd: rsh", "gpus.tool: late"]),
+    ([SCOPE, MEMLOCK], ["hides cause, deploy: ptrace.scope: 1"]),
+    ([MEMLOCK], []),
+], ids=["two failures", "the worst is unknown", "as bad", "a warning", "go"])  # fmt: skip
 def test_the_reasons_begin_with_the_worst_cost_and_its_first_action(results, reasons):
     verdict = gate.node_verdict(audit(node("n1", *results)), Policy())
     assert list(verdict.costed_reasons) == reasons
@@ -48,16 +44,10 @@ def test_the_reasons_begin_with_the_worst_cost_and_its_first_action(results, rea
 
 
 def test_a_stale_verdict_is_none():
-    for more in (
-        {"now_s": 1060.1},
-        {"now_s": 999.9},
-        {"now_s": -1.0},
-        {"max_age_s": 0},
-        {"boot_id": "another"},
-        {"boot_id": ""},
-        {"policy_digest": "another"},
-    ):
-        assert gate.valid_verdict(GOOD, **{**NOW, **more}) is None, more
+    stale = [("now_s", moment) for moment in (1060.1, 999.9, -1.0)]
+    stale += [("max_age_s", 0), ("boot_id", "another"), ("boot_id", "")]
+    for name, value in (*stale, ("policy_digest", "another")):
+        assert gate.valid_verdict(GOOD, **{**NOW, name: value}) is None, (name, value)
     assert gate.valid_verdict(None, **NOW) is None
     assert gate.valid_verdict(replace(GOOD, boot_id=""), **{**NOW, "boot_id": ""}) is None
     for moment in (float("nan"), float("inf"), float("-inf")):
@@ -179,19 +169,9 @@ def test_a_node_that_is_kept_in_service_says_so_everywhere(
 HOLD = Hold(1000, 4000, "abc", "20 of 4000 nodes")
 
 
-@pytest.mark.parametrize(("hold", "now_s", "trusted_s", "is_valid"), [
-    # 4,000 nodes ask four times a second: each one every 1,000 s.
-    (HOLD, 1999.9, 0, True),
-    (HOLD, 2000, 0, False),
-    (HOLD, 2000, 1001, True),
-    (replace(HOLD, nodes=8), 1003, 0, False),
-    (replace(HOLD, nodes=8), 1003, 900, True),
-    # Slurm did not answer; another policy; the clock was set back.
-    (replace(HOLD, nodes=0), 1000, 900, False),
-    (replace(HOLD, policy_digest="abd"), 1000, 900, False),
-    (HOLD, 999, 900, False),
-])  # fmt: skip
+@with_table("hold, now_s, trusted_s, is_valid")
 def test_how_long_a_filled_share_is_believed(hold, now_s, trusted_s, is_valid):
+    hold = replace(HOLD, **hold)
     assert Hold.parse(hold.line()) == hold
     assert hold.is_valid(now_s, "abc", trusted_s) is is_valid
 
@@ -205,9 +185,8 @@ def test_the_options_of_the_nodes_own_ready_go_before_its_policy():
     said = Namespace(ports="30000-30009", gpus=4, user="ada")
     changed = here._with_options(Policy(port_range="1-9", gpu_count=8, job_user="ml"), said)
     assert changed == Policy(port_range=(30000, 30009), gpu_count=4, job_user="ada")
-    assert here._with_options(changed, Namespace(ports=None, gpus=None, user=None)) == changed
-    for wrong in ({"ports": "9-1"}, {"gpus": -1}):
-        with pytest.raises(PolicyError, match="--" + next(iter(wrong))):
-            here._with_options(
-                changed, Namespace(**{"ports": None, "gpus": None, "user": None, **wrong})
-            )
+    none = Namespace(ports=None, gpus=None, user=None)
+    assert here._with_options(changed, none) == changed
+    for name, value in (("ports", "9-1"), ("gpus", -1)):
+        with pytest.raises(PolicyError, match=f"--{name}"):
+            here._with_options(changed, Namespace(**{**vars(none), name: value}))

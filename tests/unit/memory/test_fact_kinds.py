@@ -17,7 +17,7 @@ import pytest
 from nodeready.core.wire import shown_keys
 from nodeready.runs.memory.look import compared_facts, is_unique, kind_of, shown_value
 from nodeready.subjects.registry import SUBJECTS
-from tests.cases import read_table
+from tests.cases import cases, with_table
 from tests.unit.subjects.test_json_keys import derived_facts, observed_type
 
 GOLDEN = Path(__file__).parent / "data/fact_kinds.txt"
@@ -75,23 +75,7 @@ def test_each_fact_has_a_kind():
     assert text == GOLDEN.read_text()
 
 
-FACTS = {
-    "nvidia": [
-        {"pci_address": "0000:1a:00.0", "serial": "16]5", "temperature_c": 41, "processes": [{}]},
-        {"pci_address": "0000:[bad]", "serial": None, "vbios": "", "links": []},
-    ],
-    "kernel_faults": [
-        {"source": "xid", "code": 79, "pci_address": "0000:1a:00.0", "text": "a", "count": 2},
-        {"source": "xid", "code": 79, "pci_address": "0000:1a:00.0", "text": "b", "count": 3},
-    ],
-    "driver": "9" * 500,
-    "nvidia_tool": {"name": "nvidia-smi", "state": "ok", "detail": "580.65.06"},
-}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "words"), read_table(__file__, "a_value_is_shown_as_administrators_write_it")
-)
+@with_table("key, value, words")
 def test_a_value_is_shown_as_administrators_write_it(key, value, words):
     assert shown_value(key, value) == words
 
@@ -107,34 +91,11 @@ def test_known_hosts_are_a_count():
     assert value("A", "B") == value("A", "B") != value("A", "C")
 
 
-def test_the_facts_have_stable_names():
-    facts, counters = compared_facts("gpus", FACTS)
-    assert len(facts.pop("gpus.driver")) < 410
-    assert facts == {
-        "gpus.nvidia[0000:1a:00.0].pci_address": "0000:1a:00.0",
-        "gpus.nvidia[0000:1a:00.0].serial": "16]5",
-        "gpus.nvidia[0000:(bad)].pci_address": "0000:[bad]",
-        "gpus.nvidia_tool.name": "nvidia-smi",
-        "gpus.nvidia_tool.state": "ok",
-    }
-    assert counters == {
-        "gpus.xid 79 0000:1a:00.0.count": 2,
-        "gpus.xid 79 0000:1a:00.0#2.count": 3,
-    }
+@pytest.mark.parametrize("case", cases(__file__, "data/compared_facts.json"))
+def test_the_names_of_facts(case):
+    facts = compared_facts(case["subject"], case["facts"])
+    assert (facts.stable, facts.counters) == (case["stable"], case["counters"])
 
 
-def test_equal_elements_are_one():
-    processes = [
-        {"service": "sshd", "pid": pid, "limits": {"core": [0, hard]}}
-        for pid, hard in ((1, 5), (2, 5), (3, 6))
-    ]
-    assert compared_facts("limits", {"running": processes}).stable == {
-        "limits.running[sshd].service": "sshd",
-        "limits.running[sshd].limits[core]": "0, 5",
-        "limits.running[sshd#2].service": "sshd",
-        "limits.running[sshd#2].limits[core]": "0, 6",
-    }
-
-
-def test_a_subject_that_was_not_observed_has_no_facts():
-    assert compared_facts("nics", {"unknown": "timed out"}).stable == {}
+def test_a_long_value_is_bounded():
+    assert len(compared_facts("gpus", {"driver": "9" * 500}).stable["gpus.driver"]) < 410

@@ -18,6 +18,7 @@ from nodeready.reports.schema import schema
 from nodeready.runs.memory import history
 from nodeready.runs.memory.look import Event, dump, node_sections, results_text
 from nodeready.runs.memory.store import Memory
+from tests.cases import read_data
 from tests.unit.memory.test_store import away, look, state
 
 HOUR = 3600.0
@@ -62,9 +63,8 @@ def memory(tmp_path: Path) -> Any:
 
 
 def lines(document: Any, **options: Any) -> list[str]:
-    return [
-        row.plain for row in find_format("history", "table").lines(document, Options(**options))
-    ]
+    rows = find_format("history", "table").lines(document, Options(**options))
+    return [row.plain for row in rows]
 
 
 SACCT = (
@@ -78,10 +78,7 @@ JOBS = history.parse_jobs(SACCT)
 def test_a_life_names_each_change_once(memory, monkeypatch):
     monkeypatch.setattr(history, "node_jobs", lambda node, since_s: (JOBS, ""))
     document = history.read_history(memory, "gpu1")
-    assert (
-        lines(document)
-        == Path(__file__).with_name("data").joinpath("life.txt").read_text().splitlines()
-    )
+    assert lines(document) == read_data(__file__, "life.txt").splitlines()
     assert all(len(row) <= 80 for row in lines(document))
     since = history.read_history(memory, "gpu1", 40 * HOUR)
     # A span that has begun before is shown, as it lasted.
@@ -126,11 +123,7 @@ def test_looks_that_did_not_make_a_check_do_not_count_for_it(tmp_path):
             for entry in history.read_history(kept, "gpu1").entries
             if entry.kind == "status"
         ]
-    assert spans == [
-        (("nics.link",), 0),
-        (("gpus.ecc", "nics.link"), 1),
-        (("gpus.ecc",), 3),
-    ]
+    assert spans == [(("nics.link",), 0), (("gpus.ecc", "nics.link"), 1), (("gpus.ecc",), 3)]
 
 
 def test_a_long_row_continues_below_its_text(memory):

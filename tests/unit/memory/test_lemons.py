@@ -22,7 +22,7 @@ from nodeready.runs.memory.lemons import (
     rank,
 )
 from nodeready.runs.memory.look import Event, NodeLook, PartSpan
-from tests.cases import read_data
+from tests.cases import read_data, with_table
 
 WINDOW_DAYS = 90
 #: Failures of one node in a day: 6.5 and 2.34 in 1,000 node days (arXiv 2410.21680, RSC-1, RSC-2),
@@ -77,17 +77,10 @@ def test_three_nodes_that_fail_ten_times_as_often_are_the_lemons():
     assert sum(map(len, named)) >= 57  # of 60
 
 
-@pytest.mark.parametrize(("days_of", "lemons"), [
-    pytest.param({"n1": (1, 5)}, set(), id="two days are bad luck"),
-    pytest.param({"n1": (1, 5, 9)}, {"n1"}, id="three days where nobody else has one"),
-    pytest.param({"n1": (1, 1, 1, 1)}, set(), id="many incidents of one day"),
-    pytest.param({f"n{number}": (1, 5, 9) for number in range(20)}, set(), id="all nodes alike"),
-    pytest.param({"n1": (1, 5, 9, 20), "n2": (2, 6, 10, 30), "n3": (3, 7, 11)}, {"n1", "n2", "n3"},
-     id="lemons do not hide each other"),
-])  # fmt: skip
+@with_table("days_of, lemons")
 def test_rule(days_of, lemons):
     ranked = rank_nodes(incidents(days_of), fleet(20))
-    assert {lemon.unit for lemon in ranked if lemon.is_lemon} == lemons
+    assert {lemon.unit for lemon in ranked if lemon.is_lemon} == {*lemons}
     assert {lemon.unit for lemon in ranked} == set(days_of)
 
 
@@ -119,23 +112,11 @@ def at(day: int, status: str, actual: str = "", error: str = "") -> NodeLook:
     return NodeLook("gpu1", day * DAY_S, "", day, error, {}, {}, results, bool(error))
 
 
-@pytest.mark.parametrize(("life", "expected"), [
-    pytest.param([at(1, "ok"), at(2, "fail", f"Xid 79 on {GPU_A}"), at(3, "ok")],
-     [(2, "A", CHECK)], id="the GPU that the check names"),
-    pytest.param([at(1, "fail", f"Xid 79 on {GPU_A}"), at(2, "unknown"), at(3, "fail", GPU_A)],
-     [(1, "A", CHECK)], id="unknown in between is no end"),
-    pytest.param([at(1, "fail", GPU_A), at(2, "fail", f"{GPU_A}, {GPU_B}"), at(3, "fail", GPU_B)],
-     [(1, "A", CHECK), (2, "B", CHECK)], id="another GPU is another incident"),
-    pytest.param(
-     [at(1, "warn", "link_downed grew"), at(2, "ok"), at(3, "warn", "link_downed grew")],
-     [(1, "", CHECK), (3, "", CHECK)], id="it came back"),
-    pytest.param(
-     [at(1, "fail", GPU_A), at(2, "fail", GPU_A, error="timed out"), at(3, "fail", GPU_A)],
-     [(1, "A", CHECK), (2, "", "unreachable")], id="a node that was lost while a check failed"),
-])  # fmt: skip
+@with_table("life, expected")
 def test_incidents(life, expected):
-    made = node_incidents(life, PARTS, (), {CHECK})
-    assert [(entry.time_s / DAY_S, entry.serial, entry.kind) for entry in made] == expected
+    """A look is a row of its day, status, actual value and error."""
+    made = node_incidents([at(*row) for row in life], PARTS, (), {CHECK})
+    assert tuple((event.time_s / DAY_S, event.serial, event.kind) for event in made) == expected
 
 
 def test_only_what_hardware_can_fail_is_an_incident():

@@ -44,8 +44,6 @@ CHECKS = check_ids()
 
 
 class SimulatedNode:
-    """A node whose answers can be changed."""
-
     def __init__(self, number: int) -> None:
         self.texts = dict(TEXTS)
         self.edit("nvidia_smi", r"(?<=<serial>)1650522", f"{1000000 + number}")
@@ -148,7 +146,6 @@ def moment(day, look=0):
 
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory):
-    """The month in the memory's own file."""
     path = tmp_path_factory.mktemp("month") / "memory.db"
     nodes = {name: SimulatedNode(number) for number, name in enumerate(NODES)}
     states = {name: node.state(name) for name, node in nodes.items()}
@@ -207,13 +204,10 @@ def test_each_day_names_its_changes_and_nothing_else(memory, day):
 
 def test_a_gpu_that_moved_is_one_change_and_the_one_that_it_replaced_another(memory):
     document = diff(memory, moment(MOVE_DAY), moment(MOVE_DAY, 3))
-    hardware = [change for change in document.changes if change.part]
-    moved, gone = hardware
+    moved, gone = (change for change in document.changes if change.part)
     assert moved.nodes == ("gpu015", "gpu016")
-    assert (moved.before, moved.after) == (
-        "gpu015 gpus.nvidia[0000:52:00.0]",
-        "gpu016 gpus.nvidia[0000:61:00.0]",
-    )
+    assert moved.before == "gpu015 gpus.nvidia[0000:52:00.0]"
+    assert moved.after == "gpu016 gpus.nvidia[0000:61:00.0]"
     assert moved.note.endswith(" moved")
     assert (gone.nodes, gone.after, gone.note) == (("gpu016",), None, "gone")
 

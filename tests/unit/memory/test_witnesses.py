@@ -2,29 +2,19 @@
 
 import pytest
 
-from nodeready.runs.memory.lemons import (
-    NOBODY,
-    ROOT,
-    USER,
-    WITNESSES,
-    events_that_count,
-    find_lemons,
-)
+from nodeready.runs.memory import lemons
 from nodeready.runs.memory.look import RESULTS, Event, Look, dump, node_sections
 from nodeready.runs.memory.store import Memory
+from tests.cases import with_table
 
 DAY_S = 86400.0
 
 
-@pytest.mark.parametrize(("users", "makes_a_lemon"), [
-    pytest.param(("",), (ROOT,), id="without a user"),
-    pytest.param(("1001",), (ROOT,), id="one user"),
-    pytest.param(("1001", "1002"), (ROOT, USER), id="two users"),
-])  # fmt: skip
-@pytest.mark.parametrize("kind", WITNESSES)
+@with_table("users, makes_a_lemon")
+@pytest.mark.parametrize("kind", lemons.WITNESSES)
 def test_a_node_is_a_lemon_by_what_has_its_witnesses(tmp_path, kind, users, makes_a_lemon):
     """One of eight nodes has the event on four days, from each of these users."""
-    assert WITNESSES[kind] in (ROOT, USER, NOBODY)
+    assert lemons.WITNESSES[kind] in (lemons.ROOT, lemons.USER, lemons.NOBODY)
     sections = {f"rdma{RESULTS}": dump({})}
     with Memory.open(tmp_path / "memory.db", make=True) as kept:
         for day in range(0, 50, 10):
@@ -32,18 +22,12 @@ def test_a_node_is_a_lemon_by_what_has_its_witnesses(tmp_path, kind, users, make
             events = [Event(day * DAY_S, "gpu1", "", kind, "a line", user) for user in users]
             look = Look(0, day * DAY_S, "audit", "prod.py", "", True, 0, {})
             kept.keep(look, nodes, events)
-        document = find_lemons(kept, {*kept.names()}, 0.0, 90 * DAY_S)
+        document = lemons.find_lemons(kept, {*kept.names()}, 0.0, 90 * DAY_S)
     named = [lemon.unit for lemon in document.lemons]
-    assert named == (["gpu1"] if WITNESSES[kind] in makes_a_lemon else [])
+    assert named == (["gpu1"] if lemons.WITNESSES[kind] in makes_a_lemon else [])
 
 
-@pytest.mark.parametrize(("logs", "days"), [
-    pytest.param({"1001": (1, 2, 3)}, 0, id="jobs of one user"),
-    pytest.param({"1001": (1, 2, 3), "1002": (3,)}, 1, id="the loudest user adds no day"),
-    pytest.param({"1001": (1, 1, 1), "1002": (3, 4)}, 1, id="a day counts once"),
-    pytest.param({"1001": (1,), "1002": (2,), "1003": (3,)}, 2, id="three users"),
-    pytest.param({"1001": (1, 2), "": (3, 4, 5)}, 0, id="a log of an unknown user"),
-])  # fmt: skip
+@with_table("logs, days")
 def test_days_on_which_users_logs_count(logs, days):
     events = [
         Event(day * DAY_S, "gpu1", "", "postmortem-gpu", "a line", user)
@@ -55,4 +39,4 @@ def test_days_on_which_users_logs_count(logs, days):
         Event(DAY_S, "gpu1", "", "postmortem-network", "a line", "1004"),
         Event(DAY_S, "gpu2", "", "postmortem-gpu", "a line", "1004"),
     ]
-    assert len([*events_that_count(events)]) == days
+    assert len([*lemons.events_that_count(events)]) == days

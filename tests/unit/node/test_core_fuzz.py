@@ -26,7 +26,6 @@ NUMBER = st.one_of(st.sampled_from(ENDS), st.integers(0, 2**64 - 1))
 
 
 def whole() -> bytes:
-    """A core with notes and a piece of memory."""
     rows = struct.pack("<IIQQQQQQ", 4, 4, 4096, 0, 0, len(NOTES), 0, 4)
     rows += struct.pack("<IIQQQQQQ", 1, 4, 8192, 0x400000, 0, 4096, 4096, 4096)
     return (header(count=2) + rows).ljust(4096, b"\0") + NOTES.ljust(4096, b"\0") + header() * 64

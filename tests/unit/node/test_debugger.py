@@ -13,6 +13,7 @@ import pytest
 
 from nodeready.agent import payload, runtime
 from nodeready.agent.debugger import DebuggerConfig
+from tests.cases import with_table
 from tests.command import wait_for
 from tests.unit.node.test_run import children, environment, script, started, until
 
@@ -45,15 +46,12 @@ def job(tmp_path, script, python):
 
 
 def path_of(job) -> Path:
-    """The socket of a job, once it is there."""
     wait_for(lambda: any(job.directory.glob("*/socket")))
     (path,) = job.directory.glob("*/socket")
     return path
 
 
 class Session:
-    """A user at the rank's debugger."""
-
     def __init__(self, path: Path) -> None:
         self.client = socket.socket(socket.AF_UNIX)
         self.client.settimeout(20)
@@ -256,15 +254,7 @@ def test_the_program_on_the_node_copies_lines(job):
         until(rank.stdout, b"--attach 3)")
 
 
-@pytest.mark.parametrize(
-    ("options", "words", "reason"),
-    [
-        ((), (), "it was not started with --debug-rank, and its Python is older than 3.14"),
-        (("--debug-rank", "4"), (), "it was not started with --debug-rank, and its Python"),
-        (OPTIONS, ("-I",), "no Python of it reads sitecustomize (python -I, -E, -S)"),
-        ((), None, "its program is no Python: /"),
-    ],
-)
+@with_table("options, words, reason")
 def test_why_a_rank_cannot_be_debugged(tmp_path, options, words, reason):
     """Of this Python, which is older than 3.14; tests/lab/test_debugger.py has a newer one."""
     command = ["sleep", "60"] if words is None else [sys.executable, *words, "-c", "input()"]

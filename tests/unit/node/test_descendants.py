@@ -16,7 +16,7 @@ from nodeready.agent.stacks.py_spy import Dump, PySpyThread
 from nodeready.agent.stacks.ranks import JobRank, RankIdentity
 from nodeready.agent.stacks.waits import WaitCall
 from tests.builders.traces import checked
-from tests.cases import read_table
+from tests.cases import with_table
 
 FACTS = Facts("S", "do_wait", (), 1.0, 1.0, 1, 0, 0)
 TRACKER = "python -c from multiprocessing.resource_tracker import main;main(5)"
@@ -35,9 +35,7 @@ def processes_of(rows):
     return [process(pid, parent, command) for pid, (parent, command) in rows.items()]
 
 
-@pytest.mark.parametrize(
-    ("command", "name", "stack", "kind"), read_table(__file__, "the_kind_of_a_process")
-)
+@with_table("command, name, stack, kind")
 def test_the_kind_of_a_process(command, name, stack, kind):
     dump = Dump(stack) if stack else None
     assert descendants.kind(process(1, command=command, name=name), dump) == kind
@@ -113,12 +111,7 @@ def test_the_odd_ones_are_looked_at_first():
     assert [child.pid for child in descendants.dump_order([rank])] == [20, 25, 21, 22, 23, 24]
 
 
-@pytest.mark.parametrize(("command", "awaited", "works"), [
-    ("gzip -c /dev/zero > /dev/null", True, True),
-    ("while :; do :; done", True, False),
-    ("gzip -c /dev/zero > /dev/null", False, False),
-    ("exec -a cc1plus sleep 9", False, True),
-])  # fmt: skip
+@with_table("command, awaited, works")
 def test_whether_a_descendant_works(command, awaited, works):
     """A compiler, and what is waited for, and reads or writes."""
     rank = target(os.getpid())
@@ -139,20 +132,7 @@ def test_whether_a_descendant_works(command, awaited, works):
     assert "used 1.9 s of CPU in 2 s" in rank.work or not works
 
 
-@pytest.mark.parametrize(("io", "work"), [
-    (["write_bytes: 4096", "write_bytes: 4096"], ""),
-    (["write_bytes: 8192", "write_bytes: 60000"], ""),
-    (["wchar: 7\nwrite_bytes: 9", "wchar: 7\nwrite_bytes: 700009"],
-     "it wrote 0.7 MB of files in 2 s"),
-    (["rchar: 5\nsyscr: 1", "rchar: 40000005\nsyscr: 90"], "it read 40.0 MB in 2 s"),
-    # A loop that polls a small file reads as much, in many calls.
-    (["rchar: 5\nsyscr: 1", "rchar: 40000005\nsyscr: 900000"], ""),
-    (["rchar: 5\nsyscr: 1", "rchar: 65005\nsyscr: 2"], ""),
-    # A checkpoint in /dev/shm, and a log to which much is written.
-    (["wchar: 7\nsyscw: 1", "wchar: 20000007\nsyscw: 80"], "it wrote 20.0 MB in 2 s"),
-    (["wchar: 7\nsyscw: 1", "wchar: 2000007\nsyscw: 20001"], ""),
-    (["", ""], ""),
-])  # fmt: skip
+@with_table("io, work")
 def test_who_writes_or_reads_files_works(io, work):
     """A log grows also in a job that hangs."""
     rank, stat = target(os.getpid()), "7 (python) S" + " 0" * 49
@@ -200,10 +180,7 @@ def test_the_parts_beside_the_stacks_are_left_out_first(monkeypatch):
     assert row["note"] == "its descendants and witnesses are left out: the answer is too large"
 
 
-@pytest.mark.parametrize(
-    ("gil", "switches", "timed", "own", "told"),
-    read_table(__file__, "which_thread_holds_the_interpreters_lock"),
-)
+@with_table("gil, switches, timed, own, told")
 def test_which_thread_holds_the_interpreters_lock(gil, switches, timed, own, told):
     rank = target(10, dumps=[Dump(LOOP, gil=name, holds_gil=own) for name in gil])
     rank.switches, rank.timed_lock, rank.waits_on = list(switches), timed, "futex"
@@ -254,12 +231,7 @@ RAY_LINE = (
 RAY_LOG = "ray-train-sys-worker-0f5880afd5f8ce488e716bb3.log"
 
 
-@pytest.mark.parametrize(("name", "text", "number"), [
-    (RAY_LOG, RAY_LINE % (1, 2), (1, 2)),
-    (RAY_LOG, "{}\n" + RAY_LINE % (0, 4) + RAY_LINE % (3, 4), (3, 4)),
-    (RAY_LOG, '{"message": "Killed"}\n', None),
-    (RAY_LOG.replace("sys", "app"), RAY_LINE % (1, 2), None),
-])  # fmt: skip
+@with_table("name, text, number")
 def test_a_worker_of_ray_train_writes_its_number_into_a_log(tmp_path, name, text, number):
     path = tmp_path / name
     with path.open("w") as log:

@@ -20,8 +20,7 @@ from nodeready.agent.witnesses.kernel_log import KernelLog, message_of
 from nodeready.agent.witnesses.ports import WitnessedPort, counters, network
 from nodeready.lab import amd as lab_amd
 from nodeready.lab import nvidia as lab_nvidia
-from nodeready.lab.hardware import h100, ib_tree
-from tests.cases import cases
+from tests.cases import cases, read_table, with_table
 
 
 def write(root: Path, files: Mapping[str, str | None]) -> None:
@@ -49,44 +48,13 @@ def tools(tmp_path, monkeypatch):
     return add
 
 
-#: Where a port is, its files, and the port itself where nothing moves.
+#: Where a port is, its files, and what it is where nothing moves.
 PORTS = {
-    "ib": (
-        "infiniband/mlx5_0/ports/1",
-        {
-            **{"link_layer": "InfiniBand\n", "state": "4: ACTIVE\n"},
-            **{"counters/port_rcv_data": "100\n", "counters/port_xmit_data": "200\n"},
-            **{"counters/symbol_error": "3\n", "hw_counters/local_ack_timeout_err": "0\n"},
-        },
-        WitnessedPort("mlx5_0/1", "infiniband", "up", 0, 0),
-    ),
-    "efa": (
-        "infiniband/efa_0/ports/1",
-        {
-            **{"link_layer": "Unspecified\n", "state": "4: ACTIVE\n"},
-            **{f"hw_counters/{way}_bytes": "10" for way in ("rx", "tx", "rdma_read")},
-            "hw_counters/rdma_read_resp_bytes": "10",
-        },
-        WitnessedPort("efa_0/1", "infiniband", "up", 0, 0),
-    ),
-    "eth": (
-        "net/eth0",
-        {
-            **{"device/x": "", "type": "1\n", "operstate": "up\n", "carrier_changes": "2\n"},
-            **{"statistics/rx_bytes": "1000\n", "statistics/tx_bytes": "5000\n"},
-            "statistics/rx_errors": "7\n",
-        },
-        WitnessedPort("eth0", "ethernet", "up", 0, 0),
-    ),
+    kind: (place, files, WitnessedPort(*port))
+    for kind, (place, files, port) in read_table(__file__, "PORTS").items()
 }
 #: Interfaces that are no port of the node's.
-OTHERS = {
-    "net/lo/operstate": "unknown\n",
-    "net/lo/statistics/rx_bytes": "9\n",
-    "net/docker0/operstate": "up\n",
-    "net/docker0/statistics/rx_bytes": "9\n",
-    "net/docker0/statistics/tx_bytes": "9\n",
-}
+OTHERS = read_table(__file__, "OTHERS")
 
 
 def below(place: str, files: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -127,14 +95,6 @@ def test_of_interfaces_the_physical_ones_that_are_up(tmp_path):
     shutil.rmtree(tmp_path / "net/eth0/device")
     shutil.rmtree(tmp_path / "net/eth1")
     assert sorted(port.name for port in moved(tmp_path, {})) == ["docker0", "eth0"]
-
-
-def test_the_recorded_tree_of_an_h100_node(tmp_path):
-    files = {f"infiniband/{name}": text for name, text in ib_tree(h100()).items()}
-    write(tmp_path, {name: text for name, text in files.items() if isinstance(text, str)})
-    found_ports = moved(tmp_path, {})
-    assert WitnessedPort("mlx5_0/1", "infiniband", "up", 0, 0, gbps=400.0) in found_ports
-    assert {port.kind for port in found_ports} <= {"infiniband", "roce"}
 
 
 def test_a_node_without_counters_or_with_such_that_hang(tmp_path, monkeypatch):
@@ -250,14 +210,7 @@ def test_a_gpu_that_the_hardware_slows_down(tools, monkeypatch):
     assert throttles == [(), ("hw_thermal_slowdown",), ("performance level low",)]
 
 
-@pytest.mark.parametrize(("script", "words"), [
-    ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "mismatch"),
-    ("echo 'NVIDIA-SMI has failed because ...' >&2; exit 9", "NVIDIA-SMI has failed"),
-    ("exec sleep 60", "gave no answer in"),
-    ("echo '<nvidia_smi_log><gpu'", "nvidia-smi: "),
-    ("exit 0", "nvidia-smi: "),
-    (None, "nvidia-smi is not installed"),
-])  # fmt: skip
+@with_table("script, words")
 def test_a_tool_that_fails(tools, script, words):
     if script:
         tools("nvidia-smi", script)

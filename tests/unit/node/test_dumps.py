@@ -25,7 +25,7 @@ from nodeready.agent.stacks.processes import (
 )
 from nodeready.agent.stacks.py_spy import CUT, KEPT_FRAMES, NO_CALL, Dump, failure_reason, parse
 from nodeready.core.base import ProbeError
-from tests.cases import cases
+from tests.cases import cases, with_table
 
 
 def frame(name, line=1, **more):
@@ -144,15 +144,7 @@ def test_variables_of_the_users_innermost_calls_without_secrets():
         assert read(thread("MainThread", frame("a", locals=bad))).main == (("a", "a.py", 1),)
 
 
-@pytest.mark.parametrize(("name", "value", "path"), [
-    ("build_directory", '"/c/ext/fused_adam"', "/c/ext/fused_adam/lock"),
-    ("lock_filename", '"data.lck"', "data.lck"),
-    ("self", "<FileBaton at 0x7f00>", ""),
-    ("path", '"/c/hub/model.lock"', "/c/hub/model.lock"),
-    ("path", '"/c/blocks"', ""),
-    ("lock", "<unlocked _thread.lock at 0x7f00>", ""),
-    ("lock_file", '"/cut/off..."', ""),
-])  # fmt: skip
+@with_table("name, value, path")
 def test_the_lock_file_among_the_variables(name, value, path):
     frames = [
         frame("wait", locals=[local("self", "<B at 0x1>")]),

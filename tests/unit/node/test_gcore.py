@@ -10,16 +10,13 @@ from nodeready.agent.cores import gcore
 from nodeready.agent.runtime import Ended
 from nodeready.agent.users_file import Rights
 from nodeready.core import files
-from tests.cases import read_table
+from tests.cases import with_table
 
 OURS = Rights(os.geteuid(), os.getegid(), ())
 USER = "\t4001" * 4
 
 
-@pytest.mark.parametrize(
-    ("rows", "owner_and_auxv", "why"),
-    read_table(__file__, "why_memory_may_be_more_than_its_users"),
-)
+@with_table("rows, owner_and_auxv, why")
 def test_why_memory_may_be_more_than_its_users(tmp_path, monkeypatch, rows, owner_and_auxv, why):
     owner, *auxv = owner_and_auxv
 
@@ -48,13 +45,7 @@ def test_a_process_of_ours_is_a_target_and_we_and_an_ended_one_are_none():
             gcore.check_target(pid)
 
 
-@pytest.mark.parametrize(("version", "free_mib", "why"), [
-    ("GNU gdb (GDB) 13.1", 2000, ""),
-    ("GNU gdb (GDB) 13.1", 1000, "has 1000 MiB free, and the core needs 1139 MiB (a gdb before"),
-    ("GNU gdb (Ubuntu 15.1-1ubuntu1) 15.1", 1000, ""),
-    ("GNU gdb (Ubuntu 15.1-1ubuntu1) 15.1", 70, "has 70 MiB free, and the core needs 74 MiB"),
-    ("", 1000, "a gdb before 15 also writes the zeros"),
-])  # fmt: skip
+@with_table("version, free_mib, why")
 def test_a_disk_needs_what_this_gdb_writes(monkeypatch, version, free_mib, why):
     class Tools:
         def run(self, argv, limit_s, **how):

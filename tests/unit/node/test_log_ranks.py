@@ -8,7 +8,7 @@ import pytest
 from nodeready.agent.log_lines import learn_file, read_ranks, text_lines
 from nodeready.agent.log_ranks import LineOrigin, learn_ranks
 from nodeready.agent.postmortem import file_failures
-from tests.cases import cases, read_table
+from tests.cases import cases, with_table
 
 LOGS = sorted((Path(__file__).parent / "cases" / "mixed_logs").glob("*.log"))
 
@@ -56,7 +56,6 @@ _LOST = [
 
 
 def prefixed(case, rank, rows):
-    """The lines of a rank."""
     values = {"r": rank, "next": rank + 1, "half": rank // 2, "odd": rank % 2, "pid": 8810 + rank}
     prefix = case["prefix"].format(**values, name=["alpha", "beta", "gamma", "delta"][rank])
     return [prefix + row for row in rows]
@@ -97,17 +96,7 @@ def test_a_traceback_behind_a_prefix(case, tmp_path):
     assert failures.unknown_prefix == case["unknown"]
 
 
-FIRST_LINES = {
-    "[2025-01-29 08:52:11 TP2] Scheduler hit an exception: ": "2",
-    "2025-03-10 10:41:43,105 [rank 2] ERROR ": "2",
-    "[2025-03-10 10:41:11,105][rank2][ERROR] - ": "2",
-    "2025-03-10 10:41:43,105 ERROR train: ": "",
-    "2025-03-10 10:41:43,105 ERROR local_rank 2: ": "",
-    "[rank0]: Error of rank 3: ": "0",
-}
-
-
-@pytest.mark.parametrize(("prefix", "rank"), FIRST_LINES.items())
+@with_table("prefix, rank")
 def test_a_logger_puts_its_prefix_before_the_first_line_alone(prefix, rank, tmp_path):
     traceback = ["Traceback (most recent call last):", *_ERROR]
     end = "2025-03-10 10:41:59 INFO done"
@@ -124,7 +113,7 @@ def test_columns_that_tell_no_writer(case):
     assert not learn_ranks(lines).is_mixed, learn_ranks(lines).origins
 
 
-@pytest.mark.parametrize(("line", "text"), read_table(__file__, "the_text_without_its_prefixes"))
+@with_table("line, text")
 def test_the_text_without_its_prefixes(line, text):
     assert learn_ranks([line]).split(line).text == text
 

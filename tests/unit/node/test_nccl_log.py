@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeready.agent.witnesses import nccl_errors, nccl_log
@@ -37,13 +37,10 @@ def _reading(rank, expected):
 
 
 def test_the_table_is_sound():
-    keys = [error.key for error in nccl_errors.ERRORS]
-    assert len(keys) == len(set(keys))
+    """Its patterns and sources are tests/unit/test_knowledge.py's."""
     for error in nccl_errors.ERRORS:
-        re.compile(error.pattern)
         assert error.role in {"cause", "victim", "follows", "note"}
-        assert all(error.needles.split("|"))
-        assert all((error.meaning, error.step, error.source))
+        assert all((*error.needles.split("|"), error.meaning, error.step))
 
 
 @pytest.mark.parametrize("line", [
@@ -62,9 +59,7 @@ def test_any_line_is_read_within_bounds(line):
     log = read_log([line] * 50)
     for rank in log.ranks:
         assert len(rank.hcas) <= nccl_log.MAX_HCAS
-        assert all(
-            len(text) <= 200 for text in vars(rank).values() if isinstance(text, str) if text
-        )
+        assert all(len(text) <= 200 for text in vars(rank).values() if isinstance(text, str))
         assert rank.rank is None or rank.rank < rank.world_size
 
 
@@ -74,9 +69,10 @@ WORDS = sorted({
 })  # fmt: skip
 
 
+# A busy machine is slow to draw.
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(st.sampled_from(WORDS), max_size=40).map("".join), max_size=20))
 def test_words_in_any_order_are_read_within_bounds(lines):
-    """The words of all cases, with their line ends."""
     for rank in read_log("".join(lines).splitlines()).ranks:
         assert rank.rank is None or rank.world_size is None or rank.rank < rank.world_size
         assert len(rank.errors) <= nccl_log.MAX_ERRORS

@@ -16,7 +16,7 @@ from nodeready.agent.witnesses import nccl_ras
 from nodeready.agent.witnesses.nccl_ras import Communicator, Member, Ras
 from tests.builders import ras_port
 from tests.builders.ras_port import Port, member, missing, report, running
-from tests.cases import cases
+from tests.cases import cases, with_table
 
 TWO = [member(0, 0, AllReduce=41), member(1, 4712, AllReduce=40)]
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -108,13 +108,7 @@ def shared() -> Iterator[Path]:
 
 
 @ROOT_ONLY
-@pytest.mark.parametrize(("mode", "uid", "absent"), [
-    (0o644, 65534, ""),
-    # A library that its user may not read is not read by root either.
-    (0o600, 65534, "the version of the job's NCCL is not known"),
-    # The process is another's by now.
-    (0o644, 0, "another user's rights"),
-])  # fmt: skip
+@with_table("mode, uid, absent")
 def test_as_root_it_is_asked_with_the_users_rights_alone(shared, mode, uid, absent):
     with running(shared / "rank", answer=healthy(), uid=uid) as port:
         os.chmod(shared / "rank/libnccl.so.2", mode)
@@ -136,14 +130,7 @@ def test_a_report_of_a_healthy_job(tmp_path):
     assert second == Member(1, "10.0.0.2", 4712, (), world_rank=1)
 
 
-@pytest.mark.parametrize(("manner", "words"), [
-    ("hangs", "gave no whole answer in time"),
-    ("drips", "gave no whole answer in time"),
-    ("garbage", "is no RAS port: SSH-2.0-OpenSSH_9.2"),
-    ("closes", "broke off: "),
-    ("endless", "longer than 1 MiB"),
-    ("half", "what makes no sense: {"),
-])  # fmt: skip
+@with_table("manner, words")
 def test_a_port_that_misbehaves(tmp_path, monkeypatch, manner, words):
     monkeypatch.setattr(nccl_ras, "_MAX_BYTES", 1 << 20)
     with running(tmp_path, manner=manner, answer=healthy()) as port:
@@ -251,20 +238,15 @@ def test_an_old_report_of_ranks_that_are_behind_or_gone_or_have_failed(tmp_path)
     }
 
 
-@pytest.mark.parametrize(("address", "inode", "expected"), [
-    ("0100007F:6D7C", 77, ("127.0.0.1", 28028, 1000, 77)),
-    ("00000000000000000000000001000000:6D7C", 9, ("::1", 28028, 1000, 9)),
-])  # fmt: skip
-def test_listeners_of_both_families(address, inode, expected):
-    zero = "0" * len(address.partition(":")[0])
-    text = f"""\
-  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: {address} {zero}:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 {inode} 1
-   1: {address} {address} 01 00000000:00000000 00:00000000 00000000  1000        0 78 1
-   2: bad
-"""
-    (one,) = proc.listeners(text)
-    assert (one.address, one.port, one.uid, one.inode) == expected
+def test_listeners_of_both_families():
+    row = "   0: {0} {0} {1} 00000000:00000000 00:00000000 00000000  1000        0 {2} 1\n"
+    v6 = "00000000000000000000000001000000:6D7C"
+    rows = [("0100007F:6D7C", "0A", 77), ("0100007F:6D7C", "01", 78), (v6, "0A", 9)]
+    text = (
+        "  sl  local_address\n" + "".join(row.format(*fields) for fields in rows) + "   2: bad\n"
+    )
+    found = [(one.address, one.port, one.uid, one.inode) for one in proc.listeners(text)]
+    assert found == [("127.0.0.1", 28028, 1000, 77), ("::1", 28028, 1000, 9)]
 
 
 NODES = {

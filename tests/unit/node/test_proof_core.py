@@ -27,18 +27,11 @@ from nodeready.subjects.proof.facts import (
     SessionLimits,
     User,
 )
-from tests.cases import cases
+from tests.cases import cases, read_table, with_table
 
 WANT = Policy()
-SYSTEMD = Policy(core_handler="systemd-coredump")
 PIPE = "|/usr/lib/systemd/systemd-coredump %P %u %g %s %t %c %h"
-VALUES = {
-    **{"p": "42", "i": "42", "P": "42", "I": "42", "u": "2000", "g": "2000", "s": "11"},
-    **{"h": "n1", "d": "1", "e": "sh", "E": "/usr/bin/dash", "c": "18446744073709551615"},
-    "t": "1700000000",
-}
-
-
+VALUES = read_table(__file__, "VALUES")
 EXPANDERS = {
     "expand": lambda pattern: core_pattern.expand(pattern, VALUES),
     "core_uses_pid": lambda pattern: core_pattern.expand(pattern, VALUES, uses_pid=True),
@@ -158,7 +151,9 @@ CORES = {
     **{"GOOD": GOOD, "NONE": NONE, "LOST": LOST, "KEPT": KEPT},
     "CUT": replace(GOOD, size_bytes=4002, frames=0),
     "FALSE": replace(PIPED, pattern="|/bin/false", handler="/bin/false"),
+    **{"not asked": None, "late": Unknown("timed out")},
 }
+POLICIES = {"KEPT": Policy(core_handler="systemd-coredump")}
 
 
 def judged(seen: ProvedCore | Unknown | None, want: Policy = WANT, **more):
@@ -185,29 +180,15 @@ def test_each_cause_is_one_failure_that_names_it(case):
     assert seen.is_cut_by_limit == ("limits" in case["fix"])
 
 
-NO_FORMAT = "not in executable format: file format not recognized"
-UNREAD = {"whole_bytes": None, "frames": 0, "gdb_said": "coredumpctl: No such file"}
-
-
-@pytest.mark.parametrize(("seen", "want", "expected", "words"), [
-    (GOOD, WANT, ("ok", "ok"), ""),
-    (replace(GOOD, limit_bytes=10**9), WANT, ("ok", "ok"), ""),
-    (KEPT, SYSTEMD, ("ok", "ok"), ""),
-    (replace(GOOD, frames=0, gdb_said=NO_FORMAT), WANT, ("ok", "fail"), "not recognized"),
-    (replace(KEPT, **UNREAD), SYSTEMD, ("ok", "fail"), "No such file"),
-    (replace(GOOD, gdb="", frames=0), WANT, ("ok", "na"), "gdb is not installed: see proof.gdb"),
-    (replace(GOOD, leftover="/c/core.1: x"), WANT, ("warn", "ok"), "/c/core.1: x"),
-    (None, WANT, ("na", "na"), ""),
-    (Unknown("timed out"), WANT, ("unknown", "unknown"), "timed out"),
-])  # fmt: skip
-def test_a_core_and_its_backtrace_are_judged_apart(seen, want, expected, words):
-    results = judged(seen, want)
+@with_table("core, changes, expected, words")
+def test_a_core_and_its_backtrace_are_judged_apart(core, changes, expected, words):
+    seen = CORES[core]
+    results = judged(replace(seen, **changes) if changes else seen, POLICIES.get(core, WANT))
     assert tuple(result.status for result in results) == expected
     assert any(words in result.actual for result in results)
 
 
 def test_thousands_of_nodes_share_one_result():
-    """Pids and names are not among the words."""
     assert judged(GOOD)[0] == judged(replace(GOOD, path="/var/crash/core.sh.7.n2.1"))[0]
     lost = Proved(User("ml", 2000, True, "no session: x"), core=None)
     assert debugging.core(lost, WANT).status == "na"

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import secrets
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +12,8 @@ from nodeready.agent.proofs import attach
 from nodeready.agent.runtime import FRAME, ProcessSupervisor, responds, status
 from nodeready.subjects.proof.facts import UNFINISHED
 from tests.builders.proof import GOOD, WELL, judged
-from tests.cases import cases
+from tests.cases import cases, with_table
 from tests.command import wait_for
-
-BAD = replace(GOOD, good=False, rc=1)
 
 
 @pytest.fixture
@@ -26,14 +22,10 @@ def supervisor():
         yield supervisor
 
 
-@pytest.mark.parametrize(("gdb", "strace", "expected"), [
-    (replace(BAD, complaint="boo"), GOOD, ("fail", "ok")),
-    (GOOD, None, ("ok", "unknown")),
-    # It showed all that it should, and broke what it looked at.
-    (GOOD, replace(GOOD, tracer=4), ("ok", "fail")),
-    (replace(BAD, rc=None, full=False), GOOD, ("unknown", "ok")),
-])  # fmt: skip
+@with_table("gdb, strace, expected")
 def test_each_tool_is_judged_for_itself(gdb, strace, expected):
+    """A proof is what differs from a good one; None: there is none."""
+    gdb, strace = (None if row is None else replace(GOOD, **row) for row in (gdb, strace))
     results = judged(replace(WELL, tracers=replace(WELL.tracers, gdb=gdb, strace=strace)))
     assert (results["gdb"][0], results["strace"][0]) == expected
     for name, proof in (("gdb", gdb), ("strace", strace)):
@@ -73,21 +65,6 @@ def test_a_tool_that_leaves_its_session_is_ended_with_it(supervisor):
     script = "setsid sh -c 'sleep 300 & exec sleep 300' & exec sleep 300"
     ended = supervisor.run(["env", mark, "sh", "-c", script], 1)
     assert ended.rc is None
-    wait_for(lambda: not _marked(mark))
-
-
-def test_what_was_started_ends_when_we_are_killed():
-    mark = f"NODEREADY_TEST={secrets.token_hex(8)}"
-    code = (
-        "import os, time; from nodeready.agent.runtime import ProcessSupervisor; "
-        "supervisor = ProcessSupervisor('nodeready:test', 60);"
-        f"supervisor.start(['env', {mark!r}, 'sh', '-c', 'setsid sleep 300 & exec sleep 300']);"
-        "supervisor.canary(); print('began', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as program:
-        assert program.stdout.readline() == b"began\n"
-        wait_for(lambda: len(_marked(mark)) == 2)
-        program.kill()
     wait_for(lambda: not _marked(mark))
 
 

@@ -23,7 +23,7 @@ from nodeready.agent.stacks.ranks import (
     with_parts,
     with_ray_jobs,
 )
-from tests.cases import cases, read_table
+from tests.cases import cases, with_table
 
 OWN = 9
 ADDRESS = {"MASTER_ADDR": "a", "MASTER_PORT": "29500"}
@@ -103,21 +103,10 @@ def test_ranks_of_a_tree_of_processes(case):
 TWO = ["10 1 python t.py | torch 0", "11 1 python t.py | torch 1"]
 
 
-@pytest.mark.parametrize(("rows", "found"), [
-    (["20 1 python t.py | torch 2 | lost 12 | forked | start 9"], [(20, "ended")]),
-    (["20 1 sleep 999 | torch 2 | lost 12 | start 9"], [(20, "ended")]),
-    # Two loader workers of the ended rank; one of a rank that has been started again.
-    ([f"{pid} 1 python t.py | torch 2 | lost 12 | forked | start 9" for pid in (20, 21)],
-     [(20, "ended")]),
-    (["20 1 python t.py | torch 1 | lost 12 | forked | start 0"], []),
-    # A rank whose launcher has ended, a rank that was started by multiprocessing, an older one.
-    (["20 1 python t.py | torch 2 | lost 12 | start 9"], [(20, "")]),
-    (["20 1 python t.py | torch 2 | forked | start 9"], [(20, "")]),
-    (["20 1 python server.py | torch 2 | lost 12 | start 0"], [(20, "")]),
-])  # fmt: skip
+@with_table("rows, found")
 def test_what_an_ended_rank_has_left_is_no_rank(rows, found):
     ranks = select(processes(*TWO, *rows), Selection(), OWN)
-    assert [(rank.process.pid, rank.note.partition(",")[0]) for rank in ranks[2:]] == found
+    assert tuple((r.process.pid, r.note.partition(",")[0]) for r in ranks[2:]) == found
 
 
 def test_all_ranks_that_an_ended_launcher_has_left_are_ranks():
@@ -134,28 +123,18 @@ JOBS = processes(
 )
 
 
-@pytest.mark.parametrize(("selection", "pids"), [
-    (Selection(), [10, 11]),
-    (Selection(job="88"), [10]),
-    (Selection(job="exp7"), [11]),
-    (Selection(job="a:29500"), [10]),
-    (Selection(job="b:29500"), [11]),
-    (Selection(job="8"), []),
-    # A program may write its title over its environment: then its cgroup tells.
-    (Selection(job="91"), [14]),
-    (Selection(match=r"serve\.py"), [12]),
-    (Selection(match="^python"), [10, 11, 12, 14]),
-    (Selection(match="train", job="88"), [10]),
-    (Selection(match="nothing"), []),
-    (Selection(pids=(13, 10, 13, 999)), [10, 13]),
-    (Selection(pids=(13,), job="88", match="x"), [13]),
-])  # fmt: skip
+@with_table("selection, pids")
 def test_selected_processes(selection, pids):
-    found = {rank.process.pid: rank.identity for rank in select(JOBS, selection, OWN)}
-    assert sorted(found) == pids
+    ranks = select(JOBS, Selection(**selection), OWN)
+    found = {rank.process.pid: rank.identity for rank in ranks}
+    assert sorted(found) == list(pids)
     if one := found.get(11):
         numbers = (one.rank, one.local_rank, one.world_size)
-        assert selection.match or (numbers, one.job, one.master) == ((1, 1, 8), "exp7", "b:29500")
+        assert "match" in selection or (numbers, one.job, one.master) == (
+            (1, 1, 8),
+            "exp7",
+            "b:29500",
+        )
 
 
 RENDEZVOUS = processes(
@@ -168,16 +147,11 @@ RENDEZVOUS = processes(
 )
 
 
-@pytest.mark.parametrize(("selection", "pids"), [
-    (Selection(), [22, 30, 51]),
-    (Selection(job="88"), [22]),
-    (Selection(job="exp7"), [22]),
-    (Selection(job="exp8"), []),
-    (Selection(uid=7), []),
-])  # fmt: skip
+@with_table("selection, pids")
 def test_launchers_whose_ranks_have_not_begun(selection, pids):
+    selection = Selection(**selection)
     ranks = launchers(RENDEZVOUS, selection, OWN)
-    assert [rank.process.pid for rank in ranks] == pids
+    assert [rank.process.pid for rank in ranks] == list(pids)
     notes = [rank.note for rank in ranks if rank.process.pid == 22]
     assert notes == [f"{LAUNCHER}: it is to run on 4 nodes"] * len(notes)
     assert select(RENDEZVOUS, selection, OWN) == []
@@ -257,17 +231,9 @@ def test_an_actor_of_rays_that_has_been_given_a_number_is_a_rank():
     assert [(rank.process.pid, rank.identity.rank) for rank in ranks] == [(40, 0), (41, 1)]
 
 
-def test_the_program_of_a_process():
-    for exe, command, name in (
-        ("python3", "python", "python"),
-        ("python3", "python -c import", "python"),
-        ("python3", "python -m", "python"),
-        ("python3", "python -u -X dev train.py torchrun", "train.py"),
-        ("python3", "/opt/bin/python3.11 -m torch.distributed.run t.py", "torch.distributed.run"),
-        ("", "/usr/bin/srun -N2 torchrun", "srun"),
-        ("", "", "x"),
-    ):
-        assert program(ScannedProcess(1, 0, "x", command=command, program=exe)) == name
+@with_table("executable, command, name")
+def test_the_program_of_a_process(executable, command, name):
+    assert program(ScannedProcess(1, 0, "x", command=command, program=executable)) == name
 
 
 def test_the_busiest_are_offered_where_there_is_no_rank():
@@ -331,8 +297,6 @@ def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
 USERS = "0::/user.slice/user-4001.slice/user@4001.service"
 
 
-@pytest.mark.parametrize(
-    ("text", "job"), read_table(__file__, "only_slurms_own_cgroups_tell_the_job")
-)
+@with_table("text, job")
 def test_only_slurms_own_cgroups_tell_the_job(text, job):
     assert slurm_job(text) == job

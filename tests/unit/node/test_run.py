@@ -22,7 +22,7 @@ from nodeready.agent import runtime
 from nodeready.agent.stacks import processes, ranks
 from nodeready.fleet.transport import bundle
 from nodeready.subjects.debug_tools import facts
-from tests.cases import cases, read_table
+from tests.cases import cases, with_table
 from tests.command import wait_for
 from tests.paths import DOCS
 
@@ -106,7 +106,7 @@ def bystander(pid: int) -> int:
     return 0
 
 
-@pytest.mark.parametrize(("variables", "rank"), read_table(__file__, "the_rank_is_the_launchers"))
+@with_table("variables, rank")
 def test_the_rank_is_the_launchers(variables, rank):
     assert supervisor.rank_of(variables) == rank
 
@@ -170,8 +170,7 @@ def test_an_unfinished_line_is_written_after_a_while_and_a_bar_now_and_then():
 
 def test_lines_are_written_in_pieces_that_a_pipe_takes_at_once():
     lines = [b"a" * 96, b"b" * 4000, b"c", b"d" * 5000, b"e"]
-    pieces = [lines[0] + lines[1], lines[2], lines[3], lines[4]]
-    assert list(supervisor._batches(lines)) == pieces
+    assert list(supervisor._batches(lines)) == [lines[0] + lines[1], *lines[2:]]
 
 
 @pytest.mark.parametrize(("pieces", "whole"), [
@@ -284,9 +283,9 @@ def test_a_restart_gets_a_log_of_its_own(tmp_path):
         env = environment(TORCHELASTIC_RESTART_COUNT=restart)
         command = ("sh", "-c", "printf 'a\\rb'; echo e >&2")
         assert run(*command, options=("--log-dir", str(logs)), env=env).returncode == 0
-    files = sorted(logs.iterdir())
-    assert [path.name for path in files] == [f"{NODE}-rank3.{number}.log" for number in (0, 1, 2)]
-    assert {path.read_bytes() for path in files} <= {b"a\rbe\n", b"e\na\rb"}
+    texts = {path.name: path.read_bytes() for path in logs.iterdir()}
+    assert texts.keys() == {f"{NODE}-rank3.{number}.log" for number in (0, 1, 2)}
+    assert {*texts.values()} <= {b"a\rbe\n", b"e\na\rb"}
 
 
 def test_a_full_disk_ends_the_log_alone():
@@ -386,10 +385,8 @@ def test_the_users_own_path_and_sitecustomize_stay(tmp_path, script, python):
     path = script("import helper, sitecustomize; print(helper.word, sitecustomize.__file__)")
     done = run(python, path, python=python, env=environment(PYTHONPATH=str(tmp_path / "mine")))
     assert done.stderr == b""
-    assert done.stdout.decode().splitlines() == [
-        f"[{NODE}:3] my site",
-        f"[{NODE}:3] help {tmp_path}/mine/sitecustomize.py",
-    ]
+    shown = ("my site", f"help {tmp_path}/mine/sitecustomize.py")
+    assert done.stdout.decode().splitlines() == [f"[{NODE}:3] {line}" for line in shown]
 
 
 @pytest.fixture
@@ -466,18 +463,7 @@ def shown(tmp_path, script, header):
     return start
 
 
-CUDA, AMD = ["CUDA_LAUNCH_BLOCKING=1"], ["AMD_SERIALIZE_KERNEL=3", "HIP_LAUNCH_BLOCKING=1"]
-
-
-@pytest.mark.parametrize(("version", "nccl", "wanted"), [
-    ("__version__ = '2.15.0'\ncuda: Optional[str] = '13.2'\nhip: Optional[str] = None", "", CUDA),
-    ("__version__ = '2.0.1+rocm5.4'\ncuda = None\nhip = '5.4.22803'", "", AMD),
-    ("__version__ = '2.0.1+cpu'\ncuda = None\nhip = None", "", sorted(CUDA + AMD)),
-    ("", "", sorted(CUDA + AMD)),
-    ("__version__ = '2.0.1'\ncuda = '11.7'", "2.18.3", CUDA),
-    ("__version__ = '1.13.1+cu117'\ncuda = '11.7'", "", None),
-    ("__version__ = '2.9.0'\ncuda = '12.8'", "2.16.2", None),
-])  # fmt: skip
+@with_table("version, nccl, wanted")
 def test_each_launch_waits_where_nccl_does_not_hang_with_it(
     tmp_path, shown, version, nccl, wanted
 ):
@@ -485,7 +471,7 @@ def test_each_launch_waits_where_nccl_does_not_hang_with_it(
         (tmp_path / f"nvidia_nccl_cu11-{nccl}.dist-info").mkdir()
     lines, status, errors = shown("--sync-cuda", version=version + "\n")
     if wanted is not None:
-        assert (lines, status, errors) == (wanted, 0, "")
+        assert (lines, status, errors) == ([*wanted], 0, "")
         return
     assert (lines, status) == ([], supervisor.NOT_RUN)
     assert re.fullmatch(r"nodeready run: --sync-cuda: NCCL 2\.\d+\.\d hangs .+ newer\n", errors)
@@ -537,19 +523,10 @@ def watch(tmp_path):
     return str(link), tmp_path / "said"
 
 
-WATCH = "watch {} --job {} --once --wait 10m --interval 30s --confirm 7m none"
 MASTER = {"MASTER_ADDR": "gpu1", "MASTER_PORT": "29500"}
 
 
-@pytest.mark.parametrize(("variables", "wanted"), [
-    ({"RANK": "0", **MASTER}, WATCH.format("--local", "gpu1:29500")),
-    ({"RANK": "0", "TORCHELASTIC_RUN_ID": "4711x", **MASTER}, WATCH.format("--local", "4711x")),
-    ({"RANK": "0", "SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "1"},
-     WATCH.format("--local", "4711")),
-    ({"RANK": "0", "SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "2"},
-     WATCH.format("--via srun", "4711")),
-    ({"RANK": "1", **MASTER}, None),
-])  # fmt: skip
+@with_table("variables, wanted")
 def test_rank_0_starts_a_watch_that_ends_with_it(watch, variables, wanted):
     python, said = watch
     kept = {k: v for k, v in environment().items() if not k.startswith(("SLURM_", "MASTER_"))}
@@ -568,21 +545,18 @@ def test_rank_0_starts_a_watch_that_ends_with_it(watch, variables, wanted):
 
 def test_without_a_watch_a_line_says_why_and_the_job_goes_on(watch):
     python, _ = watch
-    done = run(
-        "echo", "on", options=("--watch",), python=python, env={"RANK": "0", "PATH": "/bin"}
-    )
-    assert done.stdout.endswith(b"on\n")
-    assert b"no watch: the job has no name: set SLURM_JOB_ID, TORCH" in done.stderr
     program = Path(python).with_name("nodeready")
-    program.write_text("#!/no/such/python\n")
-    done = run("echo", "on", options=("--watch",), python=python, env={"RANK": "0", **MASTER})
-    assert done.stdout.endswith(b"on\n")
-    assert f"no watch: {program}: No such file or directory\n" in done.stderr.decode()
-    program.unlink()
-    env = {"RANK": "0", "PATH": "/bin", "SLURM_JOB_ID": "4711"}
-    done = run("echo", "on", options=("--watch",), python=python, env=env)
-    assert done.stdout.endswith(b"on\n")
-    assert b"no watch: nodeready is not in PATH" in done.stderr
+    for change, variables, why in (
+        (program.exists, {}, "the job has no name: set SLURM_JOB_ID, TORCH"),
+        (lambda: program.write_text("#!/no/such/python\n"), MASTER,
+         f"{program}: No such file or directory\n"),
+        (program.unlink, {"SLURM_JOB_ID": "4711"}, "nodeready is not in PATH"),
+    ):  # fmt: skip
+        change()
+        env = {"RANK": "0", "PATH": "/bin", **variables}
+        done = run("echo", "on", options=("--watch",), python=python, env=env)
+        assert done.stdout.endswith(b"on\n")
+        assert f"no watch: {why}" in done.stderr.decode()
 
 
 @pytest.mark.parametrize("variables", [
@@ -625,15 +599,12 @@ def test_pythons_own_trace_is_in_the_log_up_to_the_last_line(
     assert ("os.kill" in lines[-1]) == bool(status)
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["", "--", "--nosuch -- true", "--signal KILL -- true", "--signal nosuch -- true"],
-)
-def test_a_mistake_is_a_line_and_status_2(capsys, line):
-    with pytest.raises(SystemExit) as end:
-        supervisor.main(line.split())
-    assert end.value.code == supervisor.USAGE
-    assert capsys.readouterr().err.count("error:") == 1
+def test_a_mistake_is_a_line_and_status_2(capsys):
+    for line in ("", "--", "--nosuch -- true", "--signal KILL -- true", "--signal nosuch -- true"):
+        with pytest.raises(SystemExit) as end:
+            supervisor.main(line.split())
+        assert end.value.code == supervisor.USAGE
+        assert capsys.readouterr().err.count("error:") == 1, line
 
 
 def test_the_command_is_the_file_and_imports_no_engine(script):
@@ -641,12 +612,7 @@ def test_the_command_is_the_file_and_imports_no_engine(script):
     odd = "relative:" + os.environ["PATH"]
     argv = [
         sys.executable,
-        "-X",
-        "importtime",
-        "-m",
-        "nodeready",
-        "run",
-        "--",
+        *["-X", "importtime", "-m", "nodeready", "run", "--"],
         sys.executable,
         path,
     ]
@@ -680,9 +646,7 @@ def test_the_files_on_a_node_start_a_rank_too(tmp_path, deployed):
         program = tmp_path / "nodeready.pyz"
         program.write_bytes(bundle.build())
         start, path = [sys.executable, "-I", str(program), "run"], os.environ["PATH"]
-    code = (
-        "import nodeready_run, sys; print(nodeready_run.MAX_LINE_BYTES, sys.argv[1:]); sys.exit(7)"
-    )
+    code = "import nodeready_run as r, sys; print(r.MAX_LINE_BYTES, sys.argv[1:]); sys.exit(7)"
     words = [*start, sys.executable, "-c", code, "--local"]
     env = environment(PATH=path)
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)

@@ -13,6 +13,7 @@ import pytest
 from nodeready.agent.stacks import ask_witnesses as settings
 from nodeready.agent.stacks.ask_witnesses import Settings
 from tests.builders import ras_port
+from tests.cases import with_table
 
 # Takes a limit of its core, maps files, says so, and waits.
 _HOLDS = """
@@ -89,14 +90,7 @@ def test_where_the_recorder_writes(idle, tmp_path):
     assert (without.dump_place, without.dump_wrong) == ("", "")
 
 
-@pytest.mark.parametrize(("pattern", "words"), [
-    ("", "core_pattern is empty"),
-    ("|/no/such/program %p", "there is no program /no/such/program"),
-    ("|", "there is no program"),
-    ("|/bin/false", "drops it"),
-    ("/no/such/directory/core.%p", "there is no directory /no/such/directory"),
-    *((place, "") for place in ("/tmp/core.%p", "/tmp/%u/core", "core")),
-])  # fmt: skip
+@with_table("pattern, words")
 def test_where_a_core_would_go(idle, pattern, words):
     problem = settings._core_problem(idle, os.getuid(), pattern)
     assert (words in problem, bool(problem)) == (True, bool(words))

@@ -11,6 +11,7 @@ import pytest
 
 from nodeready.agent.stacks import threads
 from nodeready.agent.stacks.threads import ThreadWait, group_name, stood_s
+from tests.cases import with_table
 from tests.command import wait_for
 
 if os.uname().machine not in ("x86_64", "aarch64"):
@@ -30,18 +31,7 @@ def start(function, name):
 """
 
 
-@pytest.mark.parametrize(("name", "group"), [
-    ("pt_autograd_0", "pt_autograd_N"),
-    ("pool-3-thread-7", "pool-N-thread-N"),
-    ("cuda00001400006", "cudaN"),
-    ("cuda0000140000a", "cudaN"),
-    ("cuda-EvtHandlr", "cuda-EvtHandlr"),
-    ("python3", "python3"),
-    ("worker-9-batche", "worker-N"),
-    ("worker-10-batch", "worker-N"),
-    ("facade", "facade"),
-    ("", ""),
-])  # fmt: skip
+@with_table("name, group")
 def test_names_that_differ_by_numbers_are_one(name, group):
     assert group_name(name) == group
 

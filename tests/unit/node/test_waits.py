@@ -20,16 +20,8 @@ from nodeready.agent.stacks import lock_files, processes, waits
 from nodeready.agent.stacks.descendants import StackTarget
 from nodeready.agent.stacks.py_spy import Dump
 from nodeready.agent.stacks.ranks import JobRank, RankIdentity
-from nodeready.agent.stacks.waits import (
-    PipeEnds,
-    WaitCall,
-    address,
-    calls,
-    lock_holder,
-    phrase,
-    tcp_row,
-)
-from tests.cases import read_data
+from nodeready.agent.stacks.waits import calls
+from tests.cases import read_data, with_table
 from tests.command import wait_for
 
 if os.uname().machine not in ("x86_64", "aarch64"):
@@ -38,7 +30,6 @@ if os.uname().machine not in ("x86_64", "aarch64"):
 
 @contextlib.contextmanager
 def waiting(code, *words, **how):
-    """A Python that waits in this code."""
     argv = [sys.executable, "-S", "-c", f"import os, sys, socket\n{code}", *map(str, words)]
     with subprocess.Popen(argv, **{"stdin": subprocess.PIPE, **how}) as process:
         try:
@@ -197,8 +188,6 @@ def test_a_process_that_runs_waits_for_nothing_and_the_kernel_may_tell_none(monk
 
 
 def test_looking_is_no_wait_of_the_process():
-    """Reading what a process waits for wakes it up not once."""
-
     def switches():
         return re.findall(
             r"\nvoluntary\S+\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text()
@@ -221,28 +210,11 @@ def test_every_machine_has_each_number_once():
     assert calls("riscv64") == {}
 
 
-TCP = """\
-  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:733C 0100007F:A1B2 01 00000000:00000000 00:00000000 00000000     0        0 4711 1 0
-   1: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 99 1 0
-"""
-TCP6 = (
-    "   0: 0000000000000000FFFF00000200000A:733C 0000000000000000FFFF00000100000A:0035 02 "
-    "00000000:00000000 00:00000000 00000000     0        0 5 1 0\n"
-)
-
-
 @pytest.mark.skipif(sys.byteorder != "little", reason="recorded on a little-endian machine")
-@pytest.mark.parametrize(("text", "inode", "row"), [
-    (TCP, 4711, ("127.0.0.1:29500", "127.0.0.1:41394", 1)),
-    (TCP, 99, ("0.0.0.0:22", "0.0.0.0:0", 10)),
-    (TCP, 7, None),
-    (TCP6, 5, ("10.0.0.2:29500", "10.0.0.1:53", 2)),
-    ("", 5, None),
-    ("   0: 01:0000 02:0000 01 x 5 1 \n", 5, None),
-])  # fmt: skip
-def test_a_row_of_the_sockets(text, inode, row):
-    assert tcp_row(text, inode) == row
+@with_table("inode, row")
+def test_a_row_of_the_sockets(inode, row):
+    assert waits.tcp_row(read_data(__file__, "proc_net_tcp.txt"), inode) == row
+    assert waits.tcp_row("", inode) is None
 
 
 INET, INET6, UNIX = (
@@ -260,19 +232,15 @@ INET, INET6, UNIX = (
     (INET + b"\0", ""),
 ])  # fmt: skip
 def test_an_address(data, text):
-    assert address(data) == text
+    assert waits.address(data) == text
 
 
 LOCKS = read_data(__file__, "proc_locks.txt")
 
 
-@pytest.mark.parametrize(("pid", "holder"), [
-    (77, 55), (88, 66), (99, 0), (55, 0), (1, 0),
-    # Who waits behind another one that waits stands further in.
-    (45, 44), (46, 44),
-])  # fmt: skip
+@with_table("pid, holder")
 def test_who_holds_a_lock(pid, holder):
-    assert lock_holder(LOCKS, pid) == holder
+    assert waits.lock_holder(LOCKS, pid) == holder
 
 
 def test_the_other_ends_of_what_two_processes_share(tmp_path):
@@ -342,7 +310,7 @@ def test_who_has_a_lock_file(kind, tmp_path):
             [processes.observe([process.pid], time.monotonic() + 9)[process.pid]],
             dumps=[Dump(lock_file="" if is_open else str(lock))],
         )
-        calls = {(process.pid, 0): (WaitCall("sleep"), "sleep")}
+        calls = {(process.pid, 0): (waits.WaitCall("sleep"), "sleep")}
         lock_files.observe([rank], calls, time.monotonic() + 9)
     ((call, text),) = calls.values()
     held = f"lock of {lock}, held by pid {pid} ("
@@ -352,10 +320,13 @@ def test_who_has_a_lock_file(kind, tmp_path):
 
 
 def test_a_pipe_with_many_at_its_other_end():
-    ends = PipeEnds({(7, "w"): [9, 2**22 - 1, 2**22 - 2, 2**22 - 3, 2**22 - 4]})
-    call = WaitCall("read", ("a pipe",), ((0, 7, "w"),))
+    ends = waits.PipeEnds({(7, "w"): [9, 2**22 - 1, 2**22 - 2, 2**22 - 3, 2**22 - 4]})
+    call = waits.WaitCall("read", ("a pipe",), ((0, 7, "w"),))
     several = "read of a pipe that pids 4194303, 4194302, 4194301 and 1 more write"
-    assert phrase(9, call, ends, "") == several
+    assert waits.phrase(9, call, ends, "") == several
     # Not all that may have it were looked at: nothing is said of who has not.
-    assert phrase(9, call, PipeEnds({(7, "w"): [9]}, is_complete=False), "") == "read of a pipe"
-    assert phrase(9, call, PipeEnds(), "") == "read of a pipe"
+    assert (
+        waits.phrase(9, call, waits.PipeEnds({(7, "w"): [9]}, is_complete=False), "")
+        == "read of a pipe"
+    )
+    assert waits.phrase(9, call, waits.PipeEnds(), "") == "read of a pipe"

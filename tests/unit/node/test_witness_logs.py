@@ -12,13 +12,10 @@ import pytest
 from nodeready.agent.stacks import processes
 from nodeready.agent.witnesses import logs
 from nodeready.agent.witnesses.logs import MAX_REPORTS, WatchdogReport, reports
-from tests.cases import cases
+from tests.cases import cases, read_table
 from tests.command import wait_for
 
-WATCHDOG = (
-    "[rank1]:[E1 P.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank 1] failure detected by watchdog at "
-    "work sequence id: 7 PG status: last enqueued work: 9, last completed work: 6\n"
-)
+WATCHDOG, INFO, LOST, JSON, PROMETHEUS = read_table(__file__, "LINES").values()
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +42,6 @@ def observe(process, uid=None):
     return logs.observe(process.pid, os.getuid() if uid is None else uid)
 
 
-INFO = (
-    "{node}:{pid}:9 [3] NCCL INFO Using network IB\n"
-    "{node}:{pid}:9 [3] NCCL INFO comm 0x1 rank 3 nranks 8 cudaDev 3 nvmlDev 3 - Init START\n"
-)
-LOST = "{node}:{pid}:9 [3] x.cc:1 NCCL WARN Connection closed by remote peer gpu2<4711>\n"
-
-
 def test_what_nccl_says_stands_at_the_beginning_and_the_end_of_the_log(run, tmp_path):
     """Among lines of other processes; those of PyTorch name no process."""
     path = tmp_path / "log"
@@ -67,19 +57,6 @@ def test_what_nccl_says_stands_at_the_beginning_and_the_end_of_the_log(run, tmp_
     assert [error.key for error in observe(process).nccl.errors] == ["no-interface"]
     path.write_text(others)
     assert observe(process).nccl is None
-
-
-JSON = (
-    '{"header":{"id":"%s","rank":3,"n_ranks":%d,"nnodes":1},"metadata":{"inspector_output_format_'
-    'version":"v4.0","git_rev":"","rec_mechanism":"profiler_plugin","dump_timestamp_us":17480,'
-    '"hostname":"gpu1","pid":7},"coll_perf":{"coll":"AllReduce","coll_sn":%d,"coll_msg_size_bytes":'
-    '1,"event_trace_sn":{}}}\n'
-)
-PROMETHEUS = (
-    'nccl_bus_bandwidth_gbs{comm_id="0xd1",hostname="gpu1",rank="3",slurm_job="u",slurm_job_id="7",'
-    'nranks="8",n_nodes="1",gpu_device_id="GPU3",collective="ReduceScatter",coll_sn="9",'
-    'timestamp="2030-01-02T03:04:05Z",message_size="2.00GB"} 1.5\n'
-)
 
 
 @pytest.mark.parametrize(("name", "text", "completed"), [

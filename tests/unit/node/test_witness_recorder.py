@@ -15,9 +15,9 @@ import pytest
 
 from nodeready.agent.witnesses import flight_recorder
 from nodeready.agent.witnesses.flight_recorder import NoDumpError, ask_for_dump, observe, parse
-from tests.cases import cases
+from tests.cases import cases, read_data
 
-#: Written by four ranks of torch 2.15 with gloo; make.py tells how.
+#: Written by four ranks of torch 2.15 with gloo, as `_dump_fr_trace` and `_dump_fr_trace_json`.
 DATA = Path(__file__).parent / "data" / "flight_recorder"
 SITE = "train.py:88 step"
 ROOT_ONLY = pytest.mark.skipif(os.getuid() != 0, reason="only root looks at others")
@@ -81,21 +81,11 @@ def entry(sequence, state="completed", changes=()):
     changes = dict(changes)
     number = changes.pop("p2p", None)
     pp = {"pg_id": 2, "process_group": ("5", "pp"), "p2p_seq_id": number, "is_p2p": True}
-    return {
-        "frames": [
-            {"name": "wrapper", "filename": "/v/site-packages/torch/x.py", "line": 83},
-            {"name": "step", "filename": "/home/u/train.py", "line": 88},
-            {"name": "main", "filename": "/home/u/train.py", "line": 120},
-        ],
-        **{"record_id": sequence, "op_id": sequence, "collective_seq_id": sequence},
-        **{"pg_id": 0, "process_group": ("0", "default_pg"), "p2p_seq_id": 0, "is_p2p": False},
-        **{"input_sizes": [[1024]], "input_dtypes": ["Float"]},
-        **{"output_sizes": [[1024]], "output_dtypes": ["Float"]},
-        **{"profiling_name": "nccl:all_reduce", "timeout_ms": 600000},
-        **{"state": state, "retired": state == "completed"},
-        **(pp if number else {}),
-        **changes,
-    }
+    numbers = dict.fromkeys(("record_id", "op_id", "collective_seq_id"), sequence)
+    base = json.loads(read_data(__file__, "flight_recorder_entry.json"))
+    base |= {**numbers, "process_group": ("0", "default_pg")}
+    base |= {"state": state, "retired": state == "completed"}
+    return {**base, **(pp if number else {}), **changes}
 
 
 def nccl(*entries, status=None, config=None, version="2.10"):
@@ -212,7 +202,6 @@ def test_lists_that_contain_themselves_are_told_in_few_words():
 
 @pytest.fixture
 def rank():
-    """A process that stands for a rank."""
     process = subprocess.Popen(["sleep", "60"])
     yield process.pid
     process.kill()

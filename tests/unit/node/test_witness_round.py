@@ -67,7 +67,6 @@ def targets(*ranks, stranger=False):
 
 
 def round_of(*ranks, ras=False, dump=False, limit_s=9):
-    """What the node tells of itself."""
     with ProcessSupervisor("nodeready:test", limit_s) as supervisor:
         witnesses = ask_witnesses.Witnesses(supervisor, ranks, ras=ras, dump=dump)
         witnesses.ask()

@@ -27,8 +27,6 @@ def names(count: int) -> list[str]:
 
 @dataclass
 class Fleet:
-    """A fleet and its faults."""
-
     nodes: list[str]
     bad: tuple[str, ...] = ()  # fail with whomever, and pass alone
     dead: tuple[str, ...] = ()  # fail alone as well
@@ -140,7 +138,6 @@ class Fleet:
     # --- A whole search.
 
     def check(self, tests: list[Test]) -> None:
-        """The rules of a round."""
         seats: set[object] = set()
         assert tests
         for test in tests:
@@ -179,7 +176,6 @@ class Fleet:
                 return found
 
     def made(self, *purposes: str) -> list[Test]:
-        """The tests that were made for these purposes."""
         return [test for tests in self.rounds for test in tests if test.purpose in purposes]
 
 

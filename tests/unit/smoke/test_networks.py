@@ -1,38 +1,22 @@
 """The network that NCCL chose on each node: which nodes are named, and in which words."""
 
-import pytest
-
 from nodeready.agent.smoke.orders import RankNetwork
 from nodeready.core.policy import Policy
 from nodeready.runs.smoke.document import describe, network_of_nodes, of_node, unexpected, warnings
 from nodeready.runs.smoke.knowledge import ALONE, CONTROL, GROUP, SmokeOutcome, Test
+from tests.cases import read_table, with_table
 
-IB = RankNetwork("IB", "eth0", ("mlx5_0:1/IB", "mlx5_1:1/IB"))
-SOCKET = RankNetwork("Socket", "eth0", note="NCCL sees no InfiniBand or RoCE device")
-GLOO = RankNetwork("gloo", "eth0")
-DIRECT, STAGED = (RankNetwork("IB", "eth0", IB.hcas, gdr) for gdr in (True, False))
-OTHER = RankNetwork("FastSocket", "eth0")
-LO, LO_ADDRESS = RankNetwork("gloo", "lo"), RankNetwork("gloo", "127.0.1.1")
+NETWORKS = {name: RankNetwork(*row) for name, row in read_table(__file__, "NETWORKS").items()}
+IB, SOCKET, GLOO, DIRECT, STAGED, OTHER, LO, LO_ADDRESS = NETWORKS.values()
 
 
-@pytest.mark.parametrize(("found", "hcas", "warned"), [
-    ([IB, IB, SOCKET], {}, {2: "most nodes IB: NCCL sees no InfiniBand or RoCE device"}),
-    ([IB, SOCKET], {}, {1: "most nodes IB"}),
-    ([SOCKET, SOCKET, IB], {}, {2: "most nodes Socket"}),
-    ([SOCKET, SOCKET], {}, {}),
-    ([SOCKET, SOCKET], {0: ("mlx5_0",)}, {0: "Socket over eth0, and not mlx5_0"}),
-    ([IB, IB], {0: ("mlx5_0",)}, {}),
-    ([IB, OTHER], {}, {}),
-    ([DIRECT, DIRECT, STAGED], {}, {2: "no GPUDirect RDMA, which most nodes use"}),
-    ([DIRECT, STAGED, IB], {}, {}),
-    ([GLOO, GLOO, SOCKET], {}, {}),
-    ([GLOO, GLOO], {0: ("mlx5_0",)}, {}),
-    ([LO], {}, {}),
-])  # fmt: skip
-def test_nodes_that_are_slower_than_most_or_than_their_ports(found, hcas, warned):
-    sentences = warnings(dict(enumerate(found)), hcas)
-    assert sentences.keys() == warned.keys()
-    for name, words in warned.items():
+@with_table("networks, has_port, warned")
+def test_nodes_that_are_slower_than_most_or_than_their_ports(networks, has_port, warned):
+    """has_port: the first node has a port of InfiniBand"""
+    nodes = {number: NETWORKS[name] for number, name in enumerate(networks)}
+    sentences = warnings(nodes, {0: ("mlx5_0",)} if has_port else {})
+    assert sentences.keys() == dict(warned).keys()
+    for name, words in warned:
         (sentence,) = sentences[name]
         assert words in sentence
         assert sentence.startswith("NCCL uses ")
@@ -80,16 +64,7 @@ def test_the_test_between_nodes_tells_about_gpudirect_and_another_engine_nothing
     assert network_of_nodes(results) == {"a": DIRECT, "b": STAGED}
 
 
-@pytest.mark.parametrize(
-    ("network", "words"),
-    [
-        (IB, "IB, 2 ports"),
-        (DIRECT, "IB, 2 ports, GPUDirect RDMA"),
-        (RankNetwork("IB", "eth0", ("mlx5_0:1/RoCE",), gdr=False), "IB, 1 port of RoCE, no "
-                                                                    "GPUDirect RDMA"),
-        (RankNetwork("OFI"), "OFI"),
-        (GLOO, "gloo over eth0"),
-    ],
-)  # fmt: skip
+@with_table("network, words")
 def test_a_network_in_words(network, words):
+    network = RankNetwork(*network)
     assert describe(network.name, network.interface, network.hcas, network.gdr) == words

@@ -24,7 +24,7 @@ from nodeready.runs.smoke.knowledge import (
     slow_reason,
 )
 from nodeready.runs.smoke.search import search
-from tests.cases import read_table
+from tests.cases import with_table
 from tests.unit.smoke.fleets import STEADY, Fleet, names, placed, suspects_of
 
 N = names(300)
@@ -117,28 +117,12 @@ def test_noise_accuses_nobody(count):
         assert Fleet(names(count), noise=0.4, seed=seed).search().suspects == ()
 
 
-@pytest.mark.parametrize(("faults", "expected"), [
-    # The only GPU, or all GPUs of a node: it is the node.
-    ({"gpus": 1, "bad_gpus": ((N[3], 0),)}, nodes_named(N[3])),
-    ({"gpus": 2, "bad_gpus": ((N[3], 0), (N[3], 1))}, nodes_named(N[3])),
-    ({"gpus": 4, "bad_gpus": ((N[3], 0), (N[3], 2))},
-     {(GPU, (N[3],), (0,)), (GPU, (N[3],), (2,))}),
-    # A GPU's own port, and a node of which all GPUs fail with other nodes.
-    ({"gpus": 8, "rails": ((N[3], 5),), "bad": (N[1],)},
-     {(GPU, (N[3],), (5,)), *nodes_named(N[1])}),
-    ({"pairs": ((N[0], N[1]),)}, {(PAIR, (N[0], N[1]))}),
-    ({"pairs": ((N[0], N[4]),)}, {(PAIR, (N[0], N[4]))}),
-    ({"slow": {N[1]: 0.5}}, nodes_named(N[1])),
-    ({"slow": {N[1]: 0.5}, "noise": 0.15}, nodes_named(N[1])),
-    ({"slow": {N[1]: 0.01}, "noise": 0.3}, nodes_named(N[1])),
-    ({"heads": (N[0],)}, nodes_named(N[0])),
-    ({"tails": (N[4],)}, nodes_named(N[4])),
-])  # fmt: skip
+@with_table("faults, expected")
 def test_a_fault_at_an_awkward_place(faults, expected):
     for count in (5, 12, 40):
         fleet = Fleet(names(count), **faults)
         found = fleet.search()
-        assert suspects_of(found) == expected, count
+        assert suspects_of(found) == {*expected}, count
         assert_evidence(fleet, found)
 
 
@@ -256,9 +240,7 @@ def test_a_sweep_leaves_out_accused_nodes_and_tries_both_ways():
     assert len(fleet.made(ALONE)) == 70
 
 
-@pytest.mark.parametrize(
-    ("suspect", "good", "slow"), read_table(__file__, "slow_is_half_of_the_rate_in_each_turn")
-)
+@with_table("suspect, good, slow")
 def test_slow_is_half_of_the_rate_in_each_turn(suspect, good, slow):
     def turns(nodes: tuple[str, str], rates: tuple[float, ...]) -> list[Trial]:
         return [Trial(Test(1, SWEEP, nodes), SmokeOutcome(True, gbps=rate)) for rate in rates]

@@ -71,12 +71,8 @@ def test_a_framed_command_brings_its_output_and_status(script, stdout, stderr, r
 
 
 def test_a_flood_is_cut_and_a_login_that_runs_nothing_answers_in_its_own_words():
-    answer = run("yes flood", most=5000)
-    first = ("flood\n" * 7)[:40]
-    assert (answer.gap.kind, answer.gap.reason) == (
-        "output",
-        f"too much output, beginning with {first!r}",
-    )
+    gap, first = run("yes flood", most=5000).gap, ("flood\n" * 7)[:40]
+    assert (gap.kind, gap.reason) == ("output", f"too much output, beginning with {first!r}")
     words = "This account is currently not available."
     answer = answer_of(f"{words}\n".encode(), 1)
     assert answer == Answer(f"{words}\n", seconds=1.0, rc=1)
@@ -84,11 +80,8 @@ def test_a_flood_is_cut_and_a_login_that_runs_nothing_answers_in_its_own_words()
 
 def test_the_tag_is_in_no_command_line_but_the_commands_own():
     """An ssh's command line has the line: it runs on a machine that may be a node, too."""
-    for to in (
-        WAY,
-        SshTarget("n1", "n1", sudo=True),
-        SshTarget("n1", "n1", sudo=True, password="secret"),
-    ):
+    asks = SshTarget("n1", "n1", sudo=True)
+    for to in (WAY, asks, replace(asks, password="secret")):
         line, stdin = request_line(Request("n1", "true", 9), "nodeready:abc", to)
         assert "nodeready:abc" not in framed(line, NONCE)
         assert shlex.split(line)[-1] == "nodeready:abc"
@@ -112,14 +105,10 @@ def host(name="n1", **data):
 
 def test_the_data_of_an_inventory_are_options_of_ssh():
     data = {"ssh_hostname": "10.0.0.1", "ssh_port": 2222, "ssh_user": "ops", "ssh_key": "/keys/id"}
-    own = ssh_target(
-        host(**data, ssh_known_hosts_file="/known", ssh_strict_host_key_checking="no")
-    )
-    assert (own.destination, own.display_address, own.direct_reason) == (
-        "10.0.0.1",
-        "[10.0.0.1]:2222",
-        "a port of its own",
-    )
+    data |= {"ssh_known_hosts_file": "/known", "ssh_strict_host_key_checking": "no"}
+    own = ssh_target(host(**data))
+    words = own.destination, own.display_address, own.direct_reason
+    assert words == ("10.0.0.1", "[10.0.0.1]:2222", "a port of its own")
     for word in ("Port=2222", "User=ops", "IdentityFile=/keys/id", "UserKnownHostsFile=/known"):
         assert f"-o{word}" in own.options
     # Never the word with which ssh takes a key that has changed.
@@ -127,12 +116,8 @@ def test_the_data_of_an_inventory_are_options_of_ssh():
     assert "-oBatchMode=yes" in own.options
     ways = [ssh_target(host(f"n{number}", ssh_key="/keys/all")) for number in range(3)]
     ways.append(ssh_target(host("n9", ssh_key="/keys/its own")))
-    assert [item.direct_reason for item in without_own_keys(ways)] == [
-        "",
-        "",
-        "",
-        "a key of its own",
-    ]
+    reasons = [target.direct_reason for target in without_own_keys(ways)]
+    assert reasons == ["", "", "", "a key of its own"]
 
 
 def test_data_that_only_pyinfra_can_use_are_refused():

@@ -44,7 +44,7 @@ from nodeready.fleet.transport.ssh_config import (
     parse_jump_host,
     ssh_lines,
 )
-from tests.cases import cases, read_data
+from tests.cases import cases, read_data, with_table
 
 
 def test_a_text_that_is_no_name_never_gets_to_ssh(monkeypatch):
@@ -159,9 +159,11 @@ def test_a_new_key_makes_the_directory_of_its_user(tmp_path, monkeypatch):
 
 def certificate(authority, **changed) -> Ed25519Key:
     """The key of n1, with a certificate of this authority."""
-    given = {"type": SSHCertificateType.HOST, "valid_after": 0, "valid_before": 1 << 40, **changed}
+    given = {"type": "host", "valid_after": 0, "valid_before": 1 << 40, "names": ["n1"], **changed}
+    given["type"] = SSHCertificateType[given["type"].upper()]
+    given["valid_principals"] = [name.encode() for name in given.pop("names")]
     made = SSHCertificateBuilder().key_id(b"x").public_key(authority_key("ed25519").public_key())
-    for name, value in {"valid_principals": [b"n1"], **given}.items():
+    for name, value in given.items():
         made = getattr(made, name)(value)
     text = made.sign(authority).public_bytes().decode()
     shown = PublicBlob.from_string(text)
@@ -177,17 +179,7 @@ def authority_key(kind: str):
     return ec.generate_private_key(ec.SECP256R1()) if is_curve else Ed25519PrivateKey.generate()
 
 
-@pytest.mark.parametrize(("kind", "mark", "changed", "why"), [
-    ("ed25519", "@cert-authority", {}, ""),
-    ("ecdsa", "@cert-authority", {}, ""),
-    ("rsa", "@cert-authority", {}, ""),
-    ("ed25519", "@revoked", {}, "revoked"),
-    ("ed25519", "", {}, "certificate is of an authority that is not known"),
-    ("ed25519", "@cert-authority", {"type": SSHCertificateType.USER}, "is no host's"),
-    ("ed25519", "@cert-authority", {"valid_before": 1}, "certificate has expired"),
-    ("ed25519", "@cert-authority", {"valid_after": 1 << 39}, "is not valid yet"),
-    ("ed25519", "@cert-authority", {"valid_principals": [b"n2"]}, "certificate is for n2"),
-])  # fmt: skip
+@with_table("kind, mark, changed, why")
 def test_a_certificate_holds_by_its_authority(tmp_path, kind, mark, changed, why):
     own = authority_key(kind)
     public = own.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
@@ -222,8 +214,6 @@ def test_a_file_that_may_not_be_read_knows_something(tmp_path):
 
 
 class Held:
-    """A key of an agent."""
-
     def __init__(self, item: PKey):
         self.name, self._blob = item.get_name(), item.asbytes()
 
@@ -294,14 +284,7 @@ def test_a_deadline_stands_still_while_others_have_their_turn():
     assert patience.owns(raised.value)
 
 
-@pytest.mark.parametrize(("limits", "room", "raised", "words"), [
-    ((1024, 4096), (9, 4), None, []),
-    ((-1, -1), (9, 4), None, []),
-    ((32, 4096), (9, 4), (40, 4096), []),
-    ((32, -1), (9, 4), (40, -1), []),
-    ((28, 32), (4, 4), (32, 32), []),
-    ((24, 26), (1, 1), (26, 26), ["1 nodes at once and not 4: this machine allows 26 open files"]),
-])  # fmt: skip
+@with_table("limits, room, raised, words")
 def test_room_for_as_many_nodes_as_there_are_descriptors(monkeypatch, limits, room, raised, words):
     """Eight nodes: two descriptors each, beside 24 of our own."""
     monkeypatch.setattr(ssh.os, "listdir", lambda path: [])
@@ -310,7 +293,7 @@ def test_room_for_as_many_nodes_as_there_are_descriptors(monkeypatch, limits, ro
     monkeypatch.setattr(ssh.resource, "setrlimit", lambda which, pair: calls.append(pair))
     made, parallel = ssh._connection_slots(8, 4, told.append)
     assert (made.maximum, parallel, calls) == (*room, [raised] * bool(raised))
-    assert [line.partition(";")[0] for line in told] == words
+    assert tuple(line.partition(";")[0] for line in told) == words
 
 
 def test_a_link_asks_for_its_rights_once_and_again_only_if_it_is_told_to(monkeypatch):

@@ -9,7 +9,7 @@ from pyinfra.api import Config, Inventory, State
 from nodeready.agent.asking import Request
 from nodeready.agent.local import LineChannel, Local
 from nodeready.fleet.transport.ssh import ConnectedHosts
-from tests.cases import read_table
+from tests.cases import with_table
 from tests.command import wait_for
 
 MARK = "mark-4711"
@@ -67,7 +67,7 @@ def test_a_silent_command_is_waited_for_and_then_ended(begin):
     wait_for(lambda: not os.path.exists(process))
 
 
-@pytest.mark.parametrize(("command", "error"), read_table(__file__, "why_there_is_no_answer"))
+@with_table("command, error")
 def test_why_there_is_no_answer(begin, command, error):
     channel = begin(command)
     assert channel.read_line(30) is None

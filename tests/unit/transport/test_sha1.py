@@ -21,8 +21,6 @@ from nodeready.fleet.transport.connection import BoundedTransport
 
 
 class Sshd(ServerInterface):
-    """Accepts every user."""
-
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
 

@@ -10,7 +10,7 @@ from nodeready.core.outcome import OUTPUT
 from nodeready.fleet.transport import allocation
 from nodeready.fleet.transport.allocation import SrunError, running
 from nodeready.fleet.transport.srun import RunningJob, Srun, StepOutput
-from tests.cases import cases, read_data
+from tests.cases import cases, read_data, with_table
 
 NONCE = "nodeready-00"
 BEGIN, END = f"{NONCE} at", f"{NONCE} end"
@@ -81,21 +81,11 @@ def test_answers_come_apart_however_they_are_interleaved_and_cut_into_pieces():
     assert list(output.waiting) == ["gpu3"]
 
 
-def test_a_row_that_is_no_answer_is_of_no_node():
-    for rows in (
-        "",
-        "0: \n0\n:\n: :\n",
-        f"x: {BEGIN} gpu1\nx: {END}\n",
-        f"0: {BEGIN}\n0: {END}\n",
-        f"0: {END}\n",
-        f"1: {BEGIN} gpu1\n1: {END}\n",
-        f"99999999999: {BEGIN} gpu1\n99999999999: {END}\n",
-        "0: nodeready-11 at gpu1\n0: nodeready-11 end\n",
-        f"0: \xff\xfe {BEGIN} gpu1\n0: {END}\n",
-    ):
-        output, answers = step("gpu1")
-        output.add(rows.encode("latin-1"))
-        assert not answers, rows
+@with_table("rows")
+def test_a_row_that_is_no_answer_is_of_no_node(rows):
+    output, answers = step("gpu1")
+    output.add(rows.encode("latin-1"))
+    assert not answers
 
 
 @pytest.mark.parametrize("name", ["gpu1", "gpu9", "../../etc", "\x1b[2J"])

@@ -29,7 +29,7 @@ from nodeready.agent.smoke.orders import (
     SmokeConfig,
     SmokePeer,
 )
-from tests.cases import cases, read_table
+from tests.cases import cases, with_table
 from tests.unit.node.smoke.running_program import within
 
 
@@ -46,7 +46,6 @@ def executable(path: Path, text: str) -> str:
 
 
 def torch_engines(supervisor: ProcessSupervisor, **config: object) -> tuple[Engine, Engine]:
-    """Over NCCL, and over gloo."""
     given = SmokeConfig("nonce", "tag", engines=(TORCH,), **config)  # type: ignore[arg-type]
     found = engines.Engines(supervisor, given)
     found.close()
@@ -166,21 +165,12 @@ def test_other_pythons(supervisor, pythons):
         assert done.stdout == "b\n", done.stderr
 
 
-@pytest.mark.parametrize(("resolved", "error", "why"), [
-    (("10.0.0.1",), "", ""),
-    (("10.0.0.9", "10.0.0.1"), "", ""),
-    (("10.0.0.9",), "", "gpu01 resolves to 10.0.0.9, which is not gpu01's"),
-    ((), "Name or service not known", "gpu01: Name or service not known"),
-    ((), "", "gpu01: no address"),
-])  # fmt: skip
+@with_table("resolved, error, why")
 def test_a_name_that_leads_elsewhere(resolved, error, why):
     assert engines.name_problem("gpu01", ("10.0.0.1",), resolved, error) == why
 
 
-@pytest.mark.parametrize(("wanted", "given", "visible"), [
-    ([0, 3], "", "0,3"), ([2], "2, 3", "2"), ([1], "GPU-a,GPU-b", "GPU-b"),
-    ([0], "2,3", ""), ([2], "GPU-a,GPU-b", ""),
-])  # fmt: skip
+@with_table("wanted, given, visible")
 def test_only_gpus_of_the_session_are_visible_by_its_names(wanted, given, visible):
     if visible:
         assert torch_ranks.visible_devices(wanted, given) == visible
@@ -201,28 +191,20 @@ FAILED, GOOD, OLD, RCCL = (path.read_text() for path in sorted(OUTPUTS.iterdir()
 WRONG = GOOD.replace("172.54      0", "172.54     24").replace(": 0 OK", ": 1 FAILED")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (GOOD, Performance("2.17.6", "NCCL 2.28.8", True, "", 0.01843, 172.54 * 8, "")),
-        (WRONG, Performance("2.17.6", "NCCL 2.28.8", True, "all_reduce of 268435456 bytes: 24 "
-                            "numbers are wrong", 0.01843, 172.54 * 8, "")),
-        (GOOD.replace(": 0 OK", ": 3 FAILED"),
-         Performance("2.17.6", "NCCL 2.28.8", True, "all_reduce: out of bounds values: 3", 0.01843,
-                     172.54 * 8, "")),
-        (FAILED, Performance("2.17.6", "NCCL 2.28.8", False, "", 0.0, 0.0, "unhandled cuda error "
-                             "(run with NCCL_DEBUG=INFO for details) "
-                             "(nvmlDeviceGetHandleByPciBusId() failed: Not Found)")),
-        (RCCL, Performance("2.17.9-develop:2596ca5f71", "RCCL 2.27.7", False, "", 0.01863,
-                           6.16 * 8, "")),
-        (OLD, Performance("", "", True, "", 3.2272, pytest.approx(145.6), "")),
-        (GOOD[: GOOD.index("# Out of bounds")],
-         Performance("2.17.6", "NCCL 2.28.8", False, "", 0.01843, 172.54 * 8, "")),
-    ],
-    ids=["good", "wrong", "out of bounds", "failed", "rccl", "old", "cut off"],
-)  # fmt: skip
+TEXTS = {
+    "good": GOOD,
+    "wrong": WRONG,
+    "out of bounds": GOOD.replace(": 0 OK", ": 3 FAILED"),
+    "failed": FAILED,
+    "rccl": RCCL,
+    "old": OLD,
+    "cut off": GOOD[: GOOD.index("# Out of bounds")],
+}
+
+
+@with_table("text, expected")
 def test_what_nccl_tests_print(text, expected):
-    assert engines.performance(text) == expected
+    assert engines.performance(TEXTS[text]) == Performance(*expected)
 
 
 INFO = (
@@ -321,10 +303,7 @@ def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor
     assert rank.phase == "start"
 
 
-@pytest.mark.parametrize(
-    ("text", "changed", "phase", "error"),
-    read_table(__file__, "nccl_tests_that_fails_hangs_or_sums_wrongly"),
-)
+@with_table("text, changed, phase, error")
 def test_nccl_tests_that_fails_hangs_or_sums_wrongly(vendor, text, changed, phase, error):
     # A number that no other test sleeps.
     own = str(1_000_000 + os.getpid())

@@ -52,13 +52,6 @@ def listen() -> Iterator[Callable[[], tuple[SmokeListeners, int]]]:
             listeners.lend(port)
 
 
-@pytest.fixture
-def impatient(monkeypatch) -> None:
-    """Every wait is a tenth as long."""
-    for module, name in ((smoke_pair, "SILENT_S"), (mesh, "TOKEN_S")):
-        monkeypatch.setattr(module, name, getattr(module, name) / 10)
-
-
 @contextlib.contextmanager
 def stranger(answer: bytes | None) -> Iterator[int]:
     """The port of another program: it sends this to whoever connects, or nothing."""
@@ -254,8 +247,8 @@ def test_what_comes_back_damaged_is_named(pair, least, outcome):
     assert run().outcome == outcome
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_target_that_stops_to_answer(pair):
+def test_a_target_that_stops_to_answer(pair, monkeypatch):
+    monkeypatch.setattr(smoke_pair, "SILENT_S", smoke_pair.SILENT_S / 10)
     run, _, target = pair(limit_s=60)
     target._echo = lambda *_: time.sleep(0.02)
     began = time.monotonic()

@@ -7,6 +7,7 @@ import pytest
 
 from nodeready.agent.smoke import orders, program
 from nodeready.agent.smoke.orders import EndOrder, Hello
+from tests.cases import with_table
 from tests.unit.node.smoke.running_program import HERE, pair, port, start, stubborn, torch
 
 __all__ = ["port", "start"]
@@ -94,12 +95,7 @@ def test_no_port_is_free(start):
     assert node.is_gone()
 
 
-@pytest.mark.parametrize(("config", "why"), [
-    ({"python": "raises"}, "internal error at engines.py:"),
-    ({"user": "nobodysuch", "changed": {"os.geteuid() == 0": "False"}},
-     "no such user: nobodysuch"),
-    ({"user": "daemon", "changed": {"os.geteuid() == 0": "False"}}, "logged in as "),
-])  # fmt: skip
+@with_table("config, why")
 def test_a_node_that_cannot_take_part(start, config, why):
     node = start(**config)
     assert node.answer().reason.startswith(why)
