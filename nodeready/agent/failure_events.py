@@ -252,6 +252,8 @@ class _RankStream:
     #: The lines of errors of requests to a server, which end no process.
     requests: set[int] = field(default_factory=set)
     is_of_request: bool = False
+    #: The lines of errors of a launcher itself after words that the job has ended well.
+    after_end: set[int] = field(default_factory=set)
     #: The rank that the line before a traceback names.
     failing: tuple[int, ...] = ()
     last_at: int = 0
@@ -757,6 +759,12 @@ class FailureReader:
         if not user and rules.BEFORE_RANKS.search(" ".join(call for _, _, call in stream.frames)):
             is_again = any(e.role == rules.REPORT for e in stream.events)
             event = replace(event, source=LAUNCHERS_OWN if is_again else NOT_LAUNCHED)
+        if (
+            not user
+            and rules.is_of_launcher(paths)
+            and any(ends_well(t) for _, t in stream.recent)
+        ):
+            stream.after_end.add(event.line)
         if stream.frames and stream.frames[0][2] in _OUTERMOST:
             stream.unhandled.add(event.line)
             stream.announced |= {event.line} if stream.is_announced else set()
@@ -1201,6 +1209,10 @@ class FailureReader:
             overcome |= {
                 line for line in stream.announced
                 if line < last_work_at and (rank is None or line < stream.last_at)
+            } | {
+                # The script goes on, and ends with words of progress.
+                line for line in stream.after_end
+                if line < stream.last_at and _goes_on(stream.last)
             }  # fmt: skip
             # An event keeps the number of plain lines before it until now.
             events += [
@@ -1398,9 +1410,19 @@ def read_lines(
     reader = FailureReader(year, calendar, ranks)
     for line in lines:
         reader.feed(line)
-    failures = replace(reader.failures(), path=path, facts=read_facts(lines, ranks.read))
+    facts = read_facts(lines, ranks.read)
+    failures = replace(reader.failures(), path=path, facts=facts)
+    if failures.ranks == {0} and facts.renamed_rank:
+        failures = _renamed(failures, facts.renamed_rank)
     is_of_rank = log_ranks.path_ranks(path) != log_ranks.FileRanks(None, None)
     return replace(failures, unknown_prefix=0) if is_of_rank else failures
+
+
+def _renamed(failures: FileFailures, rank: int) -> FileFailures:
+    """The failures of the only task of a step, which is task 0 of its launcher, as a rank's."""
+    events = [replace(e, ranks=(rank,)) if e.ranks == (0,) else e for e in failures.events]
+    streams = [replace(s, rank=rank) if s.rank == 0 else s for s in failures.streams]
+    return replace(failures, events=tuple(events), streams=tuple(streams))
 
 
 # --- The error files of torchelastic (TORCHELASTIC_ERROR_FILE).

@@ -8,7 +8,7 @@ A line is data of a job's user.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from nodeready import knowledge
@@ -120,6 +120,7 @@ SKIPPED = tuple(_FAILURES["skipped"])
 #: Files of calls that are not of the user's code; the end of the file of the collectives.
 LIBRARY_FILES = re.compile(_FAILURES["library_files"])
 LAUNCHER_FILES = re.compile(_FAILURES["launcher_files"])
+_PACKAGE = re.compile(r"(?:site|dist)-packages/[^/]+/")
 BEFORE_RANKS = re.compile(_FAILURES["before_ranks"])
 EXIT_STATUS = re.compile(_FAILURES["exit_status"])
 PRINTED_CALLS = re.compile(_FAILURES["printed_calls"])
@@ -136,6 +137,15 @@ PHRASES.update((k, re.compile(r["pattern"])) for k, r in knowledge.rows("failure
 LISTS = re.compile(_FAILURES["lists"])
 #: Kind -> the general words of an error that no row explains.
 KIND_WORDS = {k: re.compile(r["pattern"]) for k, r in knowledge.rows("error_kinds").items()}
+
+
+def is_of_launcher(paths: Sequence[str]) -> bool:
+    """Whether an error was raised by a launcher itself: all installed files of its traceback are
+    of the launcher's package. paths: of its frames, without those of Python itself
+    """
+    launchers = [path for path in paths if LAUNCHER_FILES.search(path)]
+    packages = {match[0] for path in paths if (match := _PACKAGE.search(path))}
+    return bool(launchers) and len(packages) == 1
 
 
 def has_needle(text: str) -> bool:

@@ -245,7 +245,7 @@ def after_bars(line: str) -> str:
 #: The beginning of a traceback, behind a prefix.
 _TRACEBACK = re.compile(r"(?P<prefix>[^\"']{1,120}?)Traceback \(most recent call last\):")
 #: What a line itself says of its process, of a rank, or of its launcher.
-_TEST, _NCCL, _NCCL_RANK, _RAY_WORKER, _SRUN_TASKS, _AGENT, _LAUNCHER = (
+_TEST, _NCCL, _NCCL_RANK, _RAY_WORKER, _NCCL_TESTS, _SRUN_TASKS, _AGENT, _LAUNCHER = (
     form.pattern for form in FORMS if form.learned == "facts"
 )
 
@@ -615,6 +615,9 @@ def _learn_processes(reader: RankReader, stripped: Sequence[_Prefixes]) -> RankR
         if worker := _RAY_WORKER.search(text):
             for host in (worker["host"], ""):
                 certain[_Writer(host, pid=int(worker["pid"]))].add(int(worker["rank"]))
+        if worker := _NCCL_TESTS.match(text):
+            pid, local = int(worker["pid"]), int(worker["local"])
+            certain[_Writer(worker["host"], local=local, pid=pid)].add(int(worker["rank"]))
         inner, field_rank = _within(_FIELDS, text)
         writer = inner if outer.is_node(kind) else outer
         if inner.host:

@@ -63,14 +63,16 @@ ENDS, OWN_ENDS = (
     )
     for is_own in (False, True)
 )  # fmt: skip
+#: Those of who starts again what fails.
+MANAGERS_ENDS = tuple(end for end, row in zip(ENDS, _ENDS) if row.get("restarts"))
 #: Each such line has one of these words; a search for words is ten times faster.
 _NEEDLES = (
     *dict.fromkeys(word for words, _ in ENDS for word in words),
     "NCCL", "master_", "MASTER_", "client socket", "TCP client", "_IFNAME=", "_DEVICES=",
     "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=",
     "to store for rank: ", "GLOBAL_RANK: ", "distributed init (", "world_size=",
-    "RANK=", "'RANK'", "PROCESS_ID=", "Final app status", "state: FAILED", "FAILED (",
-    "Exiting because ",
+    "pipeline for rank=", "RANK=", "'RANK'", "PROCESS_ID=", "Final app status", "state: FAILED",
+    "FAILED (", "Exiting because ",
 )  # fmt: skip
 
 
@@ -109,6 +111,9 @@ class LogFacts:
     own_ranks: tuple[wire.Number, ...] = ()  # that lines without a prefix say of their writer
     command_ended: wire.Number = 0  # as finished, of a command; 0: none, or a command failed
     program_finished: wire.Number = 0  # as finished, in words that a batch script does not say
+    manager_finished: wire.Number = 0  # as finished, by who starts again what fails
+    # what the lines behind the lone number 0 of a launcher say instead; None: nothing, or several
+    renamed_rank: wire.Number | None = None
 
 
 def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogFacts:
@@ -119,7 +124,8 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
     addresses: dict[str, None] = {}
     pids: dict[str, LogPid] = {}
     version, room, finished, own_ranks = "", _MAX_PID_LINES, 0, set[int]()
-    program_finished = 0
+    program_finished = manager_finished = 0
+    renamed = dict[int, set[int]]()
     for number, line in enumerate(lines, 1):
         if room and any(map(line.__contains__, _PID_NEEDLES)):
             room -= 1
@@ -134,13 +140,16 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
         origin = split(line[:_MAX_LINE])
         is_bad = PHRASES["ends-badly"].search(origin.text)
         if is_bad:
-            finished = program_finished = 0
+            finished = program_finished = manager_finished = 0
         elif ends_well(origin.text):
             finished = number
             is_own = ends_well(origin.text, OWN_ENDS)
             program_finished = number if is_own else program_finished
-        if origin.rank is None and (match := PHRASES["own-rank"].search(origin.text)):
-            own_ranks.add(int(match[1]))
+            is_managers = ends_well(origin.text, MANAGERS_ENDS)
+            manager_finished = number if is_managers else manager_finished
+        if match := PHRASES["own-rank"].search(origin.text):
+            said = own_ranks if origin.rank is None else renamed.setdefault(origin.rank, set())
+            said.add(int(match[1]))
         if not version and (match := _VERSION.search(origin.text)):
             version = match[1]
         if (match := _ADDRESS.search(origin.text)) and len(addresses) < _MAX_ADDRESSES:
@@ -154,7 +163,9 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
     values = tuple(variables.values()), version, tuple(addresses), tuple(pids.values())
     ranks = tuple(sorted(own_ranks)[:_MAX_ADDRESSES])
     ends = _command_ended(lines, split), program_finished
-    return LogFacts(*values, finished, ranks, *ends)
+    lone = renamed[0] if [*renamed] == [0] else set()
+    rank = min(lone) if len(lone) == 1 else None
+    return LogFacts(*values, finished, ranks, *ends, manager_finished, rank)
 
 
 def _command_ended(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> int:

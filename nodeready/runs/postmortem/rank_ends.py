@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from nodeready.agent.failure_rules import (
     CONSEQUENCE,
+    LOST,
     PHRASES,
     SIGNAL_NAMES,
     STOPS,
@@ -71,18 +72,11 @@ def killed(job: JobFailures) -> Finding | None:
     agent_pids = {(f.node, f.event.pid) for f in job.ended if f.event.source == "torchrun"}
     # All reported ranks of a file may have lost a peer.
     unknown = Counter(f.file for f in job.victims if f.rank is None)
-    #: (index of a file, whether a report names no rank) -> failures that its rank may have had.
-    aborting = Counter(
-        (f.file, is_unnamed)
-        for f in (*job.victims, *job.consequences)
-        for is_unnamed in (True, False)
-        if f.rank is None or (is_unnamed and f.event.role == WAITED)
-        if f.event.role != CONSEQUENCE or f.event.has_phrase("ends-since-another")
-    )  # fmt: skip
     reported = Counter(file for file, _ in {
         (f.file, f.event.pid or f.rank)
         for f in job.reports if signal_of(f.event.code) not in STOPS
     })  # fmt: skip
+    aborted = _aborted(job)
     order: list[RankFailure] = []
     for failure in _without_kills_of_srun(job):
         number = signal_of(failure.event.code)
@@ -93,10 +87,7 @@ def killed(job: JobFailures) -> Finding | None:
         is_ended |= not number and (
             unknown[failure.file] >= reported[failure.file] or _is_launcher(job, failure)
         )
-        # A watchdog's timeout aborts its process, and so may a lost peer.
-        is_ended |= (
-            number == 6 and aborting[failure.file, failure.rank is None] >= reported[failure.file]
-        )
+        is_ended |= number == 6 and (failure.file, failure.rank is None) in aborted
         # Of a rank without a log, it is not known whether it lost a peer, as others did.
         is_unlogged = failure.rank is not None and failure.rank not in job.logged
         is_unlogged &= bool(job.logged and excused) and failure.event.source != "torchrun-root"
@@ -160,13 +151,36 @@ def killed(job: JobFailures) -> Finding | None:
             failures=[first], kind="gpu", sentence=ERROR,
         )  # fmt: skip
     name = SIGNAL_NAMES.get(number, f"signal {number}")
-    equal_ends = (f for f in order if f.event.code == code and f.rank in (None, *ranks))
-    ends = map(launcher_words, equal_ends)
-    quoted_end = next((f"; {text}" for text in ends if text not in ("", f"signal {number}")), "")
+    equal_ends = (
+        f for f in order if signal_of(f.event.code) == number and f.rank in (None, *ranks)
+    )
+    words = map(launcher_words, equal_ends)
+    quoted_end = next((f"; {text}" for text in words if text not in ("", f"signal {number}")), "")
     finding.words = {"signal": f"{name} (signal {number}{quoted_end})", "quoted": quoted}
     against, finding.missing = _doubts(job, number)
     finding.against = (against,) if against else ()
     return finding
+
+
+def _aborted(job: JobFailures) -> set[tuple[int, bool]]:
+    """The files, each with whether a report names no rank, whose reported ends by SIGABRT are of
+    others: a watchdog's timeout aborts its process, and so may a lost peer.
+    """
+    explained = Counter(
+        (f.file, is_unnamed)
+        for f in (*job.victims, *job.consequences)
+        for is_unnamed in (True, False)
+        if f.rank is None or (is_unnamed and f.event.role in (LOST, WAITED))
+        if f.event.role != CONSEQUENCE or f.event.has_phrase("ends-since-another")
+    )  # fmt: skip
+    ends = {
+        (f.file, f.event.pid or f.rank, f.rank is None)
+        for f in job.reports if signal_of(f.event.code) not in STOPS
+    }  # fmt: skip
+    # A named rank that lost a peer is excused by itself.
+    counts = Counter((file, True) for file, _, is_unnamed in ends if is_unnamed)
+    counts += Counter((file, False) for file, *_ in ends)
+    return {key for key, count in counts.items() if explained[key] >= count}
 
 
 def _complained(finding: Finding, first: RankFailure, text: str) -> Finding:

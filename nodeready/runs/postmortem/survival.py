@@ -47,11 +47,17 @@ def survived(job: JobFailures) -> Finding | None:
     logs = [at for at in job.last_files if job.finder.file_rank(files[at]) is not None]
     own_ends = [file.failures.facts.program_finished for file in files]
     again = "starts_again" if (all(ends[at] for at in logs) if logs else any(own_ends)) else ""
+    # Who starts again what fails says that all has ended well.
+    managers = {at for at in job.last_files if files[at].failures.facts.manager_finished}
+    tried_again = {
+        id(f) for f in failures
+        if f.is_by(again) or (managers and f.file >= 0 and f.file not in managers)
+    }  # fmt: skip
     # Steps go on after all failures, and nothing else reports an end.
     ends_alone = [
         f for f in (*job.reports, *job.ended)
         if not (f.event.steps_on or f.event.handled) and (f.file < 0 or f.file in job.last_files)
-        and not (has_end and _is_stopped(f)) and not f.is_by(again)
+        and not (has_end and _is_stopped(f)) and id(f) not in tried_again
     ]  # fmt: skip
     has_failed = any(step.code or step.signal for step in job.evidence.steps)
     is_ended = bool(ends_alone or job.evidence.kernel or has_failed)
@@ -91,8 +97,8 @@ def survived(job: JobFailures) -> Finding | None:
                 else lengths[f.file] - f.event.line
             ) >= _FURTHER_LINES
         )
-        and id(f) not in closed
-        and not (f.went_on or f.event.handled or f.is_by(again))
+        and id(f) not in closed | tried_again
+        and not (f.went_on or f.event.handled)
         and not (f.event.went_on and f.event.lines_after >= _FURTHER_LINES)
     ]  # fmt: skip
     how = "its rank went on after it" if (judged or is_beside) and not fatal else ""
