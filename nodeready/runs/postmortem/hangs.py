@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 
+from nodeready.agent.failure_rules import meaning
 from nodeready.agent.log_ranks import ranks_in as numbers_in
 from nodeready.runs.postmortem.findings import Finding, lines_of
 from nodeready.runs.postmortem.own_errors import odd_call
@@ -19,6 +20,8 @@ from nodeready.runs.stacks.witness_reader import read_witnesses
 #: Functions of torch.distributed in which the ranks of a group rightly differ.
 _PAIRWISE = frozenset(("send", "recv", "isend", "irecv", "batch_isend_irecv"))
 _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
+#: The rank from which NCCL's id did not come (ProcessGroupNCCL.cpp, broadcastUniqueNCCLID).
+_AWAITED = re.compile(r"retrieving ncclUniqueId from \[(\d{1,7})\]")
 #: The tasks that did not come to a barrier, as its service names them, and the number of one.
 _MISSED, _TASK = (
     re.compile(r"imed out task names: (.*)"),
@@ -56,9 +59,11 @@ def hang(job: JobFailures) -> Finding | None:
         f.event.is_warning, f.rank not in ranks, f.file, f.event.line
     ))[:1]  # fmt: skip
     text = waited[0].event.text if waited else lags[0][1] if lags else stuck
+    # What the rank that did not come complains of says more than those that waited for it.
+    complaint = job.complaint(ranks) if ranks & job.logged - ranks_in(job.waited) else ""
     finding = Finding(
         ranks, job.nodes_of(ranks), evidence + lines_of(waited), failures=waited,
-        words={"error": text},
+        words={"error": complaint or text}, kind=meaning(complaint).kind if complaint else "",
     )  # fmt: skip
     missing = "which rank was late: the flight recorder's dumps would tell"
     sentence = "a timeout, and no rank is known to be late: {error}"
@@ -79,6 +84,10 @@ def _late_ranks(job: JobFailures) -> tuple[set[int], str]:
     absent = set(range(int(match[2]))) - job.ranks if match else set[int]()
     if match and absent and len(absent) == int(match[2]) - int(match[1]):
         return absent, f"no log names {ranks_of(absent)}, and only the others had come"
+    sources = (_AWAITED.search(f.event.text) for f in job.waited)
+    awaited = {int(source[1]) for source in sources if source} - waiting
+    if awaited:
+        return awaited, f"{ranks_of(waiting)} waited for what {ranks_of(awaited)} should send"
     names = next(filter(None, (_MISSED.search(f.event.text) for f in job.waited)), None)
     tasks = ",".join(_TASK.findall(names[1])) if names else ""
     missed = set(numbers_in(tasks)) - waiting if tasks else set[int]()
