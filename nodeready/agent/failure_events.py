@@ -25,6 +25,8 @@ from nodeready.core.text import excerpt
 
 #: The source of an error that a launcher, or a script that starts the ranks, raises itself.
 LAUNCHERS_OWN = "launcher's own"
+#: The source of the error of a rank that others quote.
+OF_PEERS = "its peers"
 #: The source of an event that only warns.
 WARNING = "warning"
 #: The source of an error before any rank is started.
@@ -117,7 +119,9 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 #: What pytest writes before the lines of an error.
 _PYTEST = re.compile(r"^E {3}(?: {4})?")
 _HEADER = re.compile(
-    r"(?P<prefix>.*?(?:^|[\s|:\])>]))(?:Original )?Traceback \(most recent call last\):\s*$"
+    r"(?P<prefix>.*?(?:^|[\s|:\])>]))(?:Original )?Traceback \(most recent call last\):"
+    # Behind it, the rank of which a checkpoint of torch.distributed quotes it.
+    r"\s*(?:\(RANK (?P<rank>\d{1,7})\)\s*)?$"
 )
 _FRAME = re.compile(r'^>?\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
 #: A frame behind what a logger or a launcher writes before each line.
@@ -140,7 +144,9 @@ _SPAWNED = re.compile(
     r"(?:^|.{0,160}[\s\]:|>])-- Process (\d{1,7}) terminated with the following error:"
 )
 #: An exception that only announces a quoted one.
-_ANNOUNCES = re.compile(r"(?:^|\.)(?:Exception|[A-Z]\w+Exception):\s*$")
+_ANNOUNCES = re.compile(
+    r"(?:^|\.)(?:Exception|[A-Z]\w+Exception):\s*$|\bcaught \w{1,80} with message:\s*$"
+)
 _WATCHDOG = re.compile(r"(?:\[E[^\]]{1,80}\] )?\[Rank (\d{1,7})\] Watchdog caught")
 #: The line of the program that raises an exception with a message.
 _RAISES = re.compile(r"""\braise (\w[\w.]{0,100})\((["'])([^"'{}%]{1,200})\2\)\s*$""")
@@ -593,7 +599,7 @@ class FailureReader:
             self.candidates.append(line if rank is None else f"[rank{rank}]: {text}")
         header = _HEADER.match(text)
         if header or (text.startswith(_RICH[0]) and _RICH[1] in text):
-            self._begin_traceback(stream, text, line, header["prefix"] if header else "")
+            self._begin_traceback(stream, text, line, header)
             return True
         if text.startswith(rules.SKIPPED) and not is_handled(text):
             return True
@@ -611,6 +617,9 @@ class FailureReader:
             return True
         # A result of a C library explains the exception before it.
         is_named = _NAMED.match(text) and not (stream.mode == "details" and _C_NAME.match(text))
+        if is_named and stream.is_ignored:
+            stream.is_ignored = False
+            return True
         if is_named and not is_handled(text):
             self._end_chain(stream)
             self._add_exception(stream, text)
@@ -625,8 +634,11 @@ class FailureReader:
         """The line right before, where it belongs to no failure; ""."""
         return stream.last if stream.last_at == self.number - 1 else ""
 
-    def _begin_traceback(self, stream: _RankStream, text: str, line: str, prefix: str) -> None:
-        """The first line of a traceback. prefix: what stands before it"""
+    def _begin_traceback(
+        self, stream: _RankStream, text: str, line: str, header: re.Match[str] | None
+    ) -> None:
+        """The first line of a traceback. header: its parts; None: Rich draws it"""
+        prefix = header["prefix"] if header else ""
         self._end_details(stream)
         if stream.chain and _ANNOUNCES.search(stream.chain[-1].event.text):
             stream.chain.pop()
@@ -645,6 +657,8 @@ class FailureReader:
         # A logger names the rank above a traceback that has no prefix.
         lines = (s.last for s in self.streams.values() if s.last_at == self.number - 1)
         stream.failing = _failing(next(lines, ""))
+        if header and header["rank"]:
+            stream.failing, stream.is_quoted = (int(header["rank"]),), True
         is_further = stream.is_chained and stream.is_of_request
         stream.is_of_request = is_further or _is_of_request(before)
         host, rank, local = stream.key
@@ -780,7 +794,8 @@ class FailureReader:
             stream.spawned = None
         if stream.is_quoted:
             # It is of the process of another rank, or of none.
-            event = replace(event, ranks=(), local_rank=None, host="")
+            source = OF_PEERS if stream.failing else event.source
+            event = replace(event, ranks=stream.failing, local_rank=None, host="", source=source)
             stream.is_quoted = False
         stream.chain.append(
             _Exception(event, text_meaning.is_known, bool(user), text_meaning.explains)
@@ -795,7 +810,10 @@ class FailureReader:
         message = last.event.text
         is_vague = bool(rules.VAGUE.search(last.event.text))
         if lines and (match := _WHAT.match(lines[0])):
-            text = f"{last.event.text}: {match['text']}"
+            # Several ranks have named theirs before the first one told its text.
+            while stream.events and stream.events[-1].text == message:
+                stream.events.pop()
+            text = f"{message}: {match['text']}"
             text_meaning = rules.meaning("\n".join([text, *lines[1:]]))
             last.event = replace(
                 last.event, role=text_meaning.role, kind=text_meaning.kind, text=text
@@ -1021,7 +1039,7 @@ class FailureReader:
             stream.frames, stream.details = [], []
         else:
             self._add(stream, event)
-        if row.aborts:
+        if row.aborts or rules.PHRASES["fatal-log"].search(text):
             stream.aborts.add(self.number)
         # A shell runs its next command.
         stream.announced |= {self.number} if event.has_phrase("of-a-shell") else set()

@@ -33,7 +33,10 @@ _PEER = re.compile(
 #: Errors that a peer's end may have caused, too: they mean the network where several nodes have
 #: them, each with another peer.
 _MUTUAL = ("ib-flush", "connect-refused")
-_NO_ROUTE = re.compile(r"No route to host|Network is unreachable|errno: (?:101|110|113)\b")
+_NO_ROUTE = re.compile(
+    r"No route to host|Network is unreachable|errno: (?:101|110|113)\b"
+    r"|\bconnect\(\S.{0,80}\) failed: Connection timed out"
+)
 #: The function in which torchrun connects to the store before it starts a rank.
 _NEW_STORE = "_create_tcp_store"
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from nodeready.agent.failure_rules import (
     CONSEQUENCE,
+    FAILED,
     LOST,
     PHRASES,
     SIGNAL_NAMES,
@@ -36,6 +37,7 @@ from nodeready.runs.postmortem.findings import (
     suspect_of,
     undecided,
 )
+from nodeready.runs.postmortem.links import fabric
 from nodeready.runs.postmortem.own_errors import WENT_ON, first_error
 from nodeready.runs.postmortem.rank_failures import JobFailures, is_after, precedes, ranks_in
 
@@ -258,13 +260,25 @@ def ended_first(job: JobFailures) -> Finding | None:
 def ended(job: JobFailures) -> Finding | None:
     """A signal ended the launcher or the ranks."""
     # A job whose ranks have lost a peer and aborted, is cancelled for that.
-    aborted = {f.file: f.event.line for f in job.reports if job.losses and f.event.code == -6}
+    aborts = [f for f in job.reports if f.event.code == -signal.SIGABRT]
+    aborts += [f for f in job.all if (f.event.role, f.event.source) == (FAILED, "mpirun")]
+    aborts.sort(key=lambda f: f.event.line, reverse=True)
+    aborted = {f.file: f.event.line for f in aborts if job.losses}
     ends = [f for f in job.ended if aborted.get(f.file, f.event.line) >= f.event.line]
     launchers = [f for f in ends if f.is_by("cancels")]
-    launchers += [f for f in ends if f.event.source == "agent"]
+    # Where the network fails between nodes, and a launcher says that its own rank has ended by
+    # that, the others are ended for it.
+    is_told = any(signal_of(f.event.code) not in STOPS for f in job.roots) and fabric(job)
+    launchers += [
+        f for f in ends if f.event.source == "agent"
+        if not is_told or any(precedes(f, loss) for loss in job.losses)
+    ]  # fmt: skip
     # Slurm also says CANCELLED of a batch script that crashed (22.05): 0:11.
     steps, lines = slurm_steps(job, "CANCELLED")
     is_cancelled = any(not s.signal or kind_of_code(-s.signal) == "signal" for s in steps)
+    # It ends the steps of a job that fails, too.
+    is_failed = any(s.state == "FAILED" and "." not in s.step for s in job.evidence.steps)
+    is_cancelled &= not (is_failed and job.losses)
     if launchers or is_cancelled:
         quoted = [f": {f.event.text}" for f in launchers if f.is_by("manager")]
         sentence, name = "the job was cancelled{quoted}", ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
-from nodeready.agent.failure_events import LAUNCHERS_OWN, WARNING, FailureEvent
+from nodeready.agent.failure_events import LAUNCHERS_OWN, OF_PEERS, WARNING, FailureEvent
 from nodeready.agent.failure_rules import (
     CONSEQUENCE,
     ENDED,
@@ -549,6 +549,10 @@ class JobFailures:
         event = failure.event
         if event.source == LAUNCHERS_OWN:
             return True
+        # Who lost a peer sees it before the one that watches the nodes. What peers quote of a rank
+        # is the error of its own.
+        if event.has_phrase("node-marked-dead") or event.source == OF_PEERS:
+            return False
         # A rank that lost a peer ends in MPI_Abort, too.
         if event.source == "mpirun" and any(
             (f.file, f.rank) == (failure.file, None) and f.event.line < event.line and is_final(f)
