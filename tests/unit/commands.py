@@ -36,7 +36,6 @@ class Done:
 
 
 def pyinfra(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """pyinfra's own command."""
     argv = [Path(sys.executable).with_name("pyinfra"), *words]
     return subprocess.run(
         argv, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

@@ -25,7 +25,6 @@ def _normal(name: str) -> str:
 
 
 def declared() -> set[str]:
-    """The names of the declared distributions."""
     return {_normal(Requirement(line).name) for line in PROJECT["dependencies"]}
 
 

@@ -1,5 +1,6 @@
 """The settings of an operation under pyinfra: where they come from, and what a wrong one says."""
 
+import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ from nodeready.subjects.registry import CHANGED, SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 from tests import declared
 from tests.builders.results import fail, ok
+from tests.cases import read_table
 from tests.helpers import here
 from tests.paths import ROOT
 from tests.unit.commands import pyinfra as run_pyinfra
@@ -72,28 +74,12 @@ def test_the_stronger_origin_wins(strongest):
         assert policy_of(call, data).core_retention_days == (last or 14)
 
 
-#: call, arguments, data of the deploy around it -> who is wrong, and how
-WRONG = [
-    (ptrace.scope, {"ptrace_scope": 3}, {}, "ptrace.scope: ptrace_scope = 3: must be between 0 "
-     "and 2"),
-    (ptrace.scope, {"ptrace_scop": 1}, {}, "ptrace.scope: unknown setting ptrace_scop: did you "
-     "mean ptrace_scope?"),
-    (core_dumps.size, {"gate": True}, {}, "core_dumps.size: unknown setting gate: the settings "
-     "are core_handler"),
-    (ptrace.selinux, {"x": 1}, {}, "ptrace.selinux: unknown setting x: it takes no setting"),
-    (deploys.ptrace, {"gate": True}, {}, "ptrace: unknown setting gate: the settings are "
-     "ptrace_scope"),
-    (deploys.debuggable, {"limit_nofile": "all"}, {}, "debuggable: limit_nofile = 'all': must be "
-     "a whole number"),
-    (ptrace.scope, {}, {"ptrace_scope": "0"}, "data_defaults of the deploy mine: ptrace_scope = "
-     "'0': must be a whole number"),
-    (ptrace.scope, {}, {"ptrace_scop": 0}, "data_defaults of the deploy mine: unknown setting "
-     "ptrace_scop: did you mean ptrace_scope?"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "arguments", "defaults", "line"), WRONG)
-def test_a_wrong_setting_ends_the_run_with_one_line(call, arguments, defaults, line):
+@pytest.mark.parametrize(
+    ("name", "arguments", "defaults", "line"), read_table(__file__, "wrong_settings")
+)
+def test_a_wrong_setting_ends_the_run_with_one_line(name, arguments, defaults, line):
+    """defaults: the data of the deploy around the call."""
+    call = pkgutil.resolve_name(f"nodeready.{name}")
     with pytest.raises(PyinfraError) as caught:
         policy_of(call, {"argument": arguments, "deploy": defaults})
     assert str(caught.value) == line

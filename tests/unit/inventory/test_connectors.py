@@ -45,13 +45,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("words", "nodes"), [
-    ("@nodeset/gpu[001-003]", "gpu001 gpu002 gpu003"),
-    ("@nodeset/gpu[1-2],@nodeset/gpu7,login1", "gpu1 gpu2 gpu7 login1"),
-    ("@hostfile/job.hosts", "gpu1 gpu2 login1"),
-    ("@slurm/4711", "gpu001 gpu002"),
-    ("@slurm/12", "gpu003"),
-])  # fmt: skip
+@pytest.mark.parametrize(("words", "nodes"), read_table(__file__, "the_same_nodes"))
 def test_pyinfra_and_nodeready_reach_the_same_nodes_by_ssh(words, nodes):
     done = pyinfra(words, "debug-inventory")
     assert done.returncode == 0, done.stderr

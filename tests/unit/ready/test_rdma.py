@@ -14,11 +14,8 @@ from nodeready.agent.proofs.rdma import active_links, read_rate
 from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
 from nodeready.runs.ready.rdma import MAX_RING, PairRate, bandwidths, ring_rounds, split_rings
-from nodeready.runs.ready.run import WantedProofs
 from nodeready.subjects.proof import checks
-from nodeready.subjects.proof.active import ACTIVE_CHECKS, NETWORK_CHECKS
 from nodeready.subjects.proof.facts import Proved, RdmaBandwidth, RdmaRate, User
-from nodeready.subjects.registry import SUBJECTS, select
 from tests.builders.judging import by_name
 
 DATA = Path(__file__).parents[1] / "subjects" / "data" / "active"
@@ -125,7 +122,6 @@ def judged(observed: RdmaBandwidth | Unknown | None) -> str:
 
 
 def judged_nodes(pairs: list[PairRate]) -> dict[str, str]:
-    """Those that are not ok."""
     texts = {node: judged(observed) for node, observed in bandwidths(pairs).items()}
     return {node: text for node, text in sorted(texts.items()) if not text.startswith("ok")}
 
@@ -194,11 +190,3 @@ def test_what_stays_unknown_and_what_does_not_apply():
     assert judged(RdmaBandwidth("one node alone")) == "na: one node alone"
     assert judged(Unknown("did not finish in time")) == "unknown: did not finish in time"
     assert judged(None) == "na: not proved"
-
-
-def test_it_is_made_only_when_it_is_named():
-    assert not {*NETWORK_CHECKS} & {*select((), "proof", subjects=SUBJECTS).checks}
-    assert WantedProofs.of(ACTIVE_CHECKS).rdma is False
-    assert WantedProofs.of(NETWORK_CHECKS) == WantedProofs(
-        (), mesh=False, history=False, rdma=True
-    )

@@ -6,26 +6,13 @@ from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
 from nodeready.runs.ready.mesh import peers_of, ring_and_skips
 from nodeready.runs.ready.reach import reach
+from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.checks import pdsh, ssh
-from nodeready.subjects.proof.facts import (
-    PdshAnswer,
-    PdshRun,
-    Peers,
-    Proved,
-    RcmdDefault,
-    SshTry,
-    User,
-)
+from nodeready.subjects.proof.facts import PdshAnswer, PdshRun, Peers, Proved, SshTry, User
 from nodeready.subjects.ssh_client.checks import CAUSES, cause_of
-from tests.cases import cases
+from tests.cases import cases, read_table
 
-WORDS = {
-    "changed": "WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!\n"
-    "Offending ED25519 key in /etc/ssh/ssh_known_hosts:3\nHost key verification failed.\n",
-    "refused": "ssh: connect to host node003 port 22: Connection refused",
-    "denied": "ml@node003: Permission denied (publickey,keyboard-interactive).",
-    "unknown_key": "Host key verification failed.",
-}
+WORDS = read_table(__file__, "WORDS")
 ML = User("ml", 1000, True, "")
 
 
@@ -70,7 +57,6 @@ class Fleet:
         return Peers(self.host[name], True, tries, True, self.pdsh.get(name, run), own)
 
     def results(self, lost=()):
-        """node -> the results of ssh and of pdsh"""
         by_name = {name: self.peers_of(name) for name in self.names if name not in lost}
         reached = reach(by_name, self.unreachable)
         results = {}
@@ -81,7 +67,6 @@ class Fleet:
         return results
 
     def bad(self, which=0, **how):
-        """The results of ssh (0) or pdsh (1) that are bad, by node."""
         return {name: both[which] for name, both in self.results(**how).items() if both[which].bad}
 
     def actual(self, which=0, **how):
@@ -201,7 +186,7 @@ def test_the_remote_command_that_pdsh_takes_by_default(case):
     """pdsh(1): -R, PDSH_RCMD_TYPE; bash(1): INVOCATION."""
     fleet = Fleet(4)
     fleet.defaults["node001"] = tuple(
-        RcmdDefault(
+        facts.RcmdDefault(
             **{"kind": "login", "set_by": "", "works": row["rcmd"] == "ssh", "messages": "", **row}
         )
         for row in case["defaults"]

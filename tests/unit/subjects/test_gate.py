@@ -193,20 +193,6 @@ def test_slurm_conf_is_read_as_slurm_reads_it(case):
     assert json.loads(json.dumps(seen).replace(probe.PROLOG, "OURS")) == case["conf"]
 
 
-def test_the_python_that_can_run_it_is_found():
-    pythons = {
-        "python=python3 3.11 a70d0d0a": ("python3", ""),
-        "python=python3 3.11": ("python3", ""),
-        "python=python3 3.6\npython=python3.9 3.9 610d0d0a": ("python3.9", ""),
-        "python=python3 3.6": ("", "python3 is 3.6"),
-        "python=python3 ?": ("", "python3 does not run"),
-        "python=; rm -rf / 3.11": ("", "; does not run"),
-        "": ("", ""),
-    }
-    observed = {text: parse(text) for text in pythons}
-    assert {text: (gate.python, gate.old) for text, gate in observed.items()} == pythons
-
-
 def test_nothing_but_our_own_files_is_taken_from_an_answer():
     observed = parse(
         f"{A}  {probe.BUNDLE}", f"{B}  /etc/shadow", "there=/etc/shadow", f"there={probe.BUNDLE}",

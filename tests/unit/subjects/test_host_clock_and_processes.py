@@ -12,7 +12,7 @@ from nodeready.core.policy import Policy
 from nodeready.subjects.host import mounts
 from tests.builders.host import TRACKING, clock, judged, node, wrong
 from tests.builders.sections import run_on
-from tests.cases import cases
+from tests.cases import cases, read_table
 
 NTPQ = 'associd=0 status=0615 {},\nversion="ntpd 4.2.8", leap=00, stratum={}, refid={}, offset={}'
 
@@ -92,13 +92,7 @@ def test_processes_that_no_signal_ends(printed, status, actual):
     assert actual in (None, result.actual)
 
 
-@pytest.mark.parametrize(("wchan", "words"), [
-    ("kernel_clone", "waits for its own child (vfork)"),
-    ("_do_fork", "waits for its own child (vfork)"),
-    ("request_wait_answer", "waits for a program that serves files (FUSE)"),
-    ("handle_userfault", "waits for its own page faults (userfaultfd)"),
-    ("coredump_wait", "waits for its core to be written"),
-])  # fmt: skip
+@pytest.mark.parametrize(("wchan", "words"), read_table(__file__, "waits_of_any_user"))
 def test_what_any_user_can_do_on_a_healthy_node_is_a_warning(wchan, words):
     for uid in (0, 4001):
         result = judged(node(processes=owned(uid, wchan)))["stuck"]
