@@ -10,8 +10,10 @@ from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.checks import pdsh, ssh
 from nodeready.subjects.proof.facts import PdshAnswer, PdshRun, Peers, Proved, SshTry, User
 from nodeready.subjects.ssh_client.checks import CAUSES, cause_of
+from tests.builders.verdicts import assert_says
 from tests.cases import cases, read_table
 
+POLICY = Policy()
 WORDS = read_table(__file__, "WORDS")
 ML = User("ml", 1000, True, "")
 
@@ -63,7 +65,7 @@ class Fleet:
         for name in self.names:
             peers = by_name.get(name, Unknown("did not finish in time"))
             proved = Proved(ML, peers=peers, reach=reached.get(name))
-            results[name] = ssh(proved, Policy()), pdsh(proved, Policy())
+            results[name] = ssh(proved, POLICY), pdsh(proved, POLICY)
         return results
 
     def bad(self, which=0, **how):
@@ -151,6 +153,11 @@ def test_answers_of_pdsh_are_counted(case):
     assert all(item.fix for item in bad.values())
 
 
+def judged(check, peers, policy=POLICY):
+    """The result of a node that tried its peers alone."""
+    return check(Proved(ML, peers=peers, reach=reach({"a": peers})["a"]), policy)
+
+
 def test_pdsh_leaves_out_the_domain_that_all_have():
     tries = tuple(SshTry(f"{name}.example", 0, name, "") for name in ("a", "b"))
     run = PdshRun(("a.example", "b.example"), (PdshAnswer("a", "a"), PdshAnswer("b", "b")), 0, "")
@@ -161,23 +168,19 @@ def test_pdsh_leaves_out_the_domain_that_all_have():
 def test_a_pdshrc_that_ends_the_shell_fails():
     tries = (SshTry("b", 0, "b", ""),)
     run = PdshRun(("b",), (PdshAnswer("b", "b"),), 0, "")
-    for said, status in (("", "ok"), ("exit status 1", "fail")):
-        peers = Peers("a", True, tries, True, run, pdshrc=said)
-        result = pdsh(Proved(ML, peers=peers, reach=reach({"a": peers})["a"]), Policy())
-        assert (result.status, said in result.actual) == (status, True)
+    for said, status in (("", "ok"), ("exit status 1", "fail: exit status 1")):
+        assert_says(judged(pdsh, Peers("a", True, tries, True, run, pdshrc=said)), status)
 
 
 def test_without_pdsh_ssh_or_a_session():
     peers = Peers("a", True, (SshTry("b", 0, "b", ""),), False, None)
-    proved = Proved(ML, peers=peers, reach=reach({"a": peers})["a"])
     for packages, status in ((("gdb", "pdsh"), "fail"), (("gdb",), "na")):
-        assert pdsh(proved, Policy(packages=packages)).status == status
-    peers = Peers("a", False, (), False, None)
-    proved = Proved(ML, peers=peers, reach=reach({"a": peers})["a"])
-    assert ssh(proved, Policy()).actual.startswith("no ssh that the user can run")
+        assert judged(pdsh, peers, Policy(packages=packages)).status == status
+    result = judged(ssh, Peers("a", False, (), False, None))
+    assert result.actual.startswith("no ssh that the user can run")
     proved = Proved(User("ml", -1, True, "no such user: ml"))
     for check in (ssh, pdsh):
-        result = check(proved, Policy())
+        result = check(proved, POLICY)
         assert (result.status, result.actual) == ("na", "no session: see proof.user")
 
 

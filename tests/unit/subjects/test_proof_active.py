@@ -251,9 +251,13 @@ def start(directory: Path, limit_s: int = 30, level: int = 2) -> "subprocess.Pop
     )
 
 
-def told(directory: Path, **how: int) -> dict[str, str]:
+def prove(directory: Path, **how: int) -> Proved:
     out = start(directory, **how).communicate(timeout=60)[0]
-    proved = facts.read(out, facts.ProofConfig("n", "t", proofs=tuple(TWO)))
+    return facts.read(out, facts.ProofConfig("n", "t", proofs=tuple(TWO)))
+
+
+def told(directory: Path, **how: int) -> dict[str, str]:
+    proved = prove(directory, **how)
     return {name: judged(name, getattr(proved, name)) for name in TWO}
 
 
@@ -286,9 +290,7 @@ def test_errors_of_nvlink_count_that_come_during_the_copies(tmp_path, changes, e
         nvbandwidth=f"cat {DATA}/nvbandwidth-0.5-a10.txt",
     )
     (directory / "links").write_text(recorded("nvlink-e-h100.txt"))
-    out = start(directory).communicate(timeout=60)[0]
-    proved = facts.read(out, facts.ProofConfig("n", "t", proofs=tuple(TWO)))
-    assert judged("nvlink_errors", proved) == expected
+    assert judged("nvlink_errors", prove(directory)) == expected
 
 
 @pytest.mark.parametrize(("tool", "reason"), [
