@@ -21,9 +21,3 @@ def test_a_wrong_setting_is_named_with_its_file_and_what_is_right(case):
     assert "\n" not in problem
     for word in case["words"]:
         assert word in problem
-
-
-def test_all_problems_are_told_at_once():
-    with pytest.raises(PolicyError) as refused:
-        make_policy({"ptrace_scope": 9, "core_handler": "none", "limit_cores": 1})
-    assert len(refused.value.problems) == 3

@@ -149,11 +149,6 @@ def test_the_node_reads_the_policy_back_as_it_was_declared():
     assert data.keys() == {field.name for field in fields(Policy)} - {"ssh_known_hosts"}
 
 
-def test_what_the_fleet_told_changes_no_file():
-    told = replace(ON, ssh_known_hosts=("n1 ssh-ed25519 AAAA",))
-    assert gate_files.contents(told, bundle.program) == CONTENTS
-
-
 def test_cron_runs_at_least_as_often():
     wanted = {30: "* * * * *", 60: "* * * * *", 300: "*/5 * * * *", 3599: "*/59 * * * *"}
     wanted |= {3600: "7 * * * *", 7200: "7 */2 * * *", 86400: "7 0 * * *"}

@@ -332,12 +332,6 @@ def test_a_log_that_begins_again_and_again_is_read_once():
     assert (faults, tool.state, tool.detail) == ((), "ok", "dmesg")
 
 
-def test_the_table_has_an_action_and_a_source_for_each_code():
-    assert {xid.action for xid in xids.XIDS.values()} == set(xids.ACTIONS)
-    assert all(xid.code == code for code, xid in xids.XIDS.items())
-    assert xids.lookup(77777).action == "MONITOR"
-
-
 def gpus(*faults: KernelFault, log: Any = ("ok", "dmesg"), recovery: str | None = None) -> Gpus:
     return Gpus(
         pci=(PciGpu("0000:5e:00.0", "nvidia", "2330", "nvidia", pci_class="030200"),),

@@ -194,12 +194,9 @@ def test_a_node_has_no_more_voice_than_16_gpus_and_what_it_says_of_the_median_do
     assert {name for name, text in found.items() if text[:2] != "ok"} == set()
 
 
-def test_what_stays_unknown():
-    assert judged("bandwidth", Bandwidth(error="GPU 0 is in use")) == "unknown: GPU 0 is in use"
-    assert judged("bandwidth", None) == "na: not proved"
-    unknown = Unknown("did not finish in time")
-    assert judged("diagnostic", unknown) == "unknown: did not finish in time"
-    assert with_medians({"a": Proved(USER, bandwidth=unknown)})["a"].bandwidth == unknown
+def test_what_was_not_measured_stays_unknown():
+    proved = Proved(USER, bandwidth=Unknown("did not finish in time"))
+    assert with_medians({"a": proved}) == {"a": proved}
 
 
 # --- Whether they are made.
