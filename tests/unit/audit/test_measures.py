@@ -30,18 +30,8 @@ def measured(sections, draw):
         return lambda match: f"{match[1]}{draw.randrange(low, high)}"
 
     texts = dict(sections)
-    for section, pattern, new in (
-        ("nvidia_smi", r"(<(?:gpu|memory)_temp>)\d+", drawn(25, 45)),
-        ("nvidia_smi", r"(<gpu_temp_tlimit>)\d+", drawn(40, 60)),
-        ("nvidia_smi", r"(<power_draw>)\d+", drawn(60, 600)),
-        ("host", r"(/proc/meminfo:2:MemFree: +)\d+", drawn(10**6, 10**7)),
-        ("host", r"(/proc/uptime:1:)\d+", drawn(10**4, 10**6)),
-        ("host", r"(/proc/loadavg:1:\S+ \S+ \S+ \d+/)\d+", drawn(300, 400)),
-        ("host", r"(/proc/sys/fs/file-nr:1:)\d+", drawn(1000, 9000)),
-        ("host_slow", r"(nr_fs=\d+ 3085512 3085512 )\d+", drawn(2500000, 3085512)),
-        ("nics", r"(_dropped:)\d+", drawn(0, 10**6)),
-    ):
-        texts[section] = re.sub(pattern, new, texts[section])
+    for section, pattern, low, high in read_table(__file__, "MEASURES"):
+        texts[section] = re.sub(pattern, drawn(low, high), texts[section])
     return texts
 
 
