@@ -8,6 +8,9 @@ from typing import Any
 
 from nodeready.core.policy import Policy
 from nodeready.core.result import ALONE, FleetFacts, Result
+from nodeready.runs.deploy.actions import Action
+from nodeready.runs.deploy.pyinfra import DeployStep
+from nodeready.subjects.snapshot import Snapshot
 
 POLICY = Policy()
 
@@ -40,6 +43,17 @@ def wrong(
     """The statuses of the checks that are not satisfied, by name."""
     found = by_name(checks, observed, policy, fleet)
     return {name: result.status for name, result in found.items() if result.bad}
+
+
+def actions_of(
+    step: DeployStep,
+    observed: Any,
+    policy: Policy = POLICY,
+    files: dict[str, bytes] | None = None,
+) -> tuple[Action, ...]:
+    """What the step does on a node with this observation of its subject, and these own files."""
+    change = step.plan(Snapshot({step.subject: observed}, files or {}), policy)
+    return tuple(change.actions) if change else ()
 
 
 def assert_wrong(

@@ -1,7 +1,10 @@
 """A whole command on nodes that answer as a test says: its output, and its exit code."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,6 +33,13 @@ class Done:
     out: str
     err: str
     transport: Fake
+
+
+def pyinfra(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    argv = [Path(sys.executable).with_name("pyinfra"), *words]
+    return subprocess.run(
+        argv, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
 
 
 def looks(then: Does, look: Does = SOUND) -> Does:

@@ -9,12 +9,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.cases import tomllib
 from tests.paths import DOCS, ROOT
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, BUILD = _DECLARED["project"], _DECLARED["build-system"]
@@ -29,7 +25,6 @@ def _normal(name: str) -> str:
 
 
 def declared() -> set[str]:
-    """The names of the declared distributions."""
     return {_normal(Requirement(line).name) for line in PROJECT["dependencies"]}
 
 

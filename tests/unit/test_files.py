@@ -10,14 +10,8 @@ from typing import Any
 
 import pytest
 
-from nodeready.core.files import (
-    NotFollowed,
-    check,
-    make_directory,
-    read_regular,
-    remove,
-    write_atomically,
-)
+from nodeready.core import files
+from nodeready.core.files import check, make_directory, remove, write_atomically
 
 
 def mode(path: Path) -> int:
@@ -66,7 +60,7 @@ def test_a_report_that_breaks_off_leaves_the_old_file(tmp_path):
 
 def refused(path: Path, component: Path) -> None:
     for call in (check, lambda where: write_atomically(where, ["x"])):
-        with pytest.raises(NotFollowed) as problem:
+        with pytest.raises(files.NotFollowed) as problem:
             call(path)
         assert problem.value.filename == str(component)
 
@@ -82,9 +76,9 @@ def test_no_link_is_followed_below_a_directory_that_others_can_change(bits, tmp_
         check(below / "link")
         return
     refused(below / "link", below / "link")
-    with pytest.raises(NotFollowed):
+    with pytest.raises(files.NotFollowed):
         make_directory(below / "link" / "new")
-    with pytest.raises(NotFollowed):
+    with pytest.raises(files.NotFollowed):
         remove(below / "link" / "x")
     # A directory is no link: a file goes there.
     write_atomically(below / "file", ["x"])
@@ -183,9 +177,9 @@ def test_only_regular_files_and_descriptors_that_were_handed_to_us_are_read(tmp_
     (tmp_path / "device").symlink_to("/dev/zero")
     for name, reason in (("pipe", "regular file"), ("device", "regular file"), (".", "directory")):
         with pytest.raises(OSError, match=reason):
-            read_regular(tmp_path / name)
+            files.read_regular(tmp_path / name)
     reader, writer = os.pipe()
     os.write(writer, b"text")
     os.close(writer)
-    assert read_regular(f"/dev/fd/{reader}") == b"text"
+    assert files.read_regular(f"/dev/fd/{reader}") == b"text"
     os.close(reader)

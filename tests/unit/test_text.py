@@ -6,14 +6,7 @@ from nodeready.core.text import parse_span, sanitise, span_words
 from tests.cases import read_table
 
 
-@pytest.mark.parametrize(("text", "shown"), [
-    ("a\x1b[31mb\r\nc\x9b", r"a\x1b[31mb\x0d\x0ac\x9b"),
-    ("a\u202eb\u061cc\u2028", r"a\u202eb\u061cc\u2028"),
-    # Nobody sees these, and a program that reads the report does.
-    ("ok\U000e0041\u3164\xad\ufff9", r"ok\U000e0041\u3164\xad\ufff9"),
-    ("\udcff", r"\xff"),
-    ("é 漢 \u26a0\ufe0f \t.", "é 漢 \u26a0\ufe0f     ."),
-])  # fmt: skip
+@pytest.mark.parametrize(("text", "shown"), read_table(__file__, "shown"))
 def test_what_is_not_seen_or_moves_the_rest_is_an_escape(text, shown):
     assert sanitise(text) == shown
 

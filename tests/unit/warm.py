@@ -93,7 +93,6 @@ class Server:
         return Done(status, *texts)
 
     def end(self) -> None:
-        """The process ends with its input."""
         self._socket.close()
         self._process.wait(timeout=LIMIT_S)
 
@@ -117,7 +116,6 @@ class WarmTool(Tool):
 
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Server]:
-    """The process with everything imported, one for each worker."""
     server = Server()
     yield server
     server.end()

@@ -14,6 +14,7 @@ from nodeready.core.result import ALONE
 from nodeready.runs.audit import answer_judge, command, measures
 from nodeready.subjects import snapshot
 from tests.builders.hostile import look, shows
+from tests.cases import read_data, read_table
 from tests.fake import interrupts, one_by_one
 from tests.unit.audit.test_workers import own
 from tests.unit.commands import AWAY
@@ -21,43 +22,16 @@ from tests.unit.commands import AWAY
 POLICY = Policy(ptrace_scope=0)
 NONCE = "0" * 16
 #: Section, pattern and replacement of a change that a check or a fact shows.
-CHANGES = (
-    ("nvidia_smi", r"(<gpu_temp_tlimit>)\d+", r"\g<1>0"),
-    ("nvidia_smi", r"(<memory_temp>)\d+", r"\g<1>199"),
-    ("nvidia_smi", r"(<remapped_row_failure>)No", r"\g<1>Yes"),
-    ("nvidia_smi", r"(<power_draw>)[\d.]+ W", r"\g<1>N/A"),
-    ("host_slow", r"(nr_fs=\d+ \d+) \d+ \d+", r"\g<1> 9 9"),
-    ("host_slow", r"(nr_fs=\d+ \d+ \d+ \d+ \d+) \d+", r"\g<1> 9"),
-    ("host_slow", r"synchronized\n", ""),
-    ("host", r"(/proc/loadavg:1:\S+ \S+ \S+ \d+)/\d+", r"\g<1>/4000000"),
-    ("host", r"(/proc/sys/fs/file-nr:1:)\d+", r"\g<1>2466000"),
-    ("host", r"(/proc/meminfo:1:MemTotal: +)\d+", r"\g<1>1000"),
-    ("nics", r"(/eth0/mtu:)\d+", r"\g<1>900"),
-    ("nics", r"(/eth0/statistics/rx_crc_errors:)\d+", r"\g<1>7000"),
-    ("ptrace", r"\A", "strange\n"),
-    ("nics", r"\A[\s\S]*", ""),
-)
+CHANGES = read_table(__file__, "CHANGES")
 
 
 def measured(sections, draw):
-    """The sections with measures as another look has them."""
-
     def drawn(low, high):
         return lambda match: f"{match[1]}{draw.randrange(low, high)}"
 
     texts = dict(sections)
-    for section, pattern, new in (
-        ("nvidia_smi", r"(<(?:gpu|memory)_temp>)\d+", drawn(25, 45)),
-        ("nvidia_smi", r"(<gpu_temp_tlimit>)\d+", drawn(40, 60)),
-        ("nvidia_smi", r"(<power_draw>)\d+", drawn(60, 600)),
-        ("host", r"(/proc/meminfo:2:MemFree: +)\d+", drawn(10**6, 10**7)),
-        ("host", r"(/proc/uptime:1:)\d+", drawn(10**4, 10**6)),
-        ("host", r"(/proc/loadavg:1:\S+ \S+ \S+ \d+/)\d+", drawn(300, 400)),
-        ("host", r"(/proc/sys/fs/file-nr:1:)\d+", drawn(1000, 9000)),
-        ("host_slow", r"(nr_fs=\d+ 3085512 3085512 )\d+", drawn(2500000, 3085512)),
-        ("nics", r"(_dropped:)\d+", drawn(0, 10**6)),
-    ):
-        texts[section] = re.sub(pattern, new, texts[section])
+    for section, pattern, low, high in read_table(__file__, "MEASURES"):
+        texts[section] = re.sub(pattern, drawn(low, high), texts[section])
     return texts
 
 
@@ -166,17 +140,7 @@ def test_a_node_that_lies_harms_itself_alone(watched):
 
 # --- The bounds.
 
-CHRONY = """clock=chronyc
-Reference ID    : 0A000001 (ntp1)
-Ref time (UTC)  : Mon Jan 06 09:00:00 2025
-System time     : 0.000000123 seconds slow of NTP time
-Last offset     : -0.000012 seconds
-Root delay      : 0.000312 seconds
-Root dispersion : 0.000951362 seconds
-Leap status     : Normal
-
-clock_rc=0
-"""
+CHRONY = read_data(__file__, "chrony.txt")
 
 
 def with_chrony(texts):

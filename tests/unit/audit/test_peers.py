@@ -16,6 +16,7 @@ from nodeready.runs.audit import answer_judge, learned
 from nodeready.subjects import registry
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.snapshot import Snapshot
+from tests.cases import read_table
 
 
 @pytest.fixture
@@ -84,8 +85,6 @@ def test_a_missing_device_is_reported_once():
 
 @pytest.fixture
 def learn(subjects):
-    """The file and its settings, of these nodes' observations."""
-
     def learn(**nodes: object) -> tuple[str, dict[str, object]]:
         observed = {name: Snapshot({"ptrace": settings}) for name, settings in nodes.items()}
         text = learned.render(learned.majority(observed), list(nodes), "2026-01-01T00:00:00Z")
@@ -136,14 +135,7 @@ def test_a_device_of_few_nodes_is_left_out_and_a_flood_does_not_fill_the_file(le
     assert len(text) < 5000
 
 
-@pytest.mark.parametrize("settings", [
-    {"gpu_model": "x'\nimport os  # \x1b[2J"},
-    {"gpu_model": "\udcff\u202e"},
-    {"gpu_count": 10**9},
-    {"nics": {"eth0\n": {"mtu": 1}}},
-    {"nics": {"eth0": {"driver": "a\nb"}}},
-    {"timezone": "'''\\"},
-])  # fmt: skip
+@pytest.mark.parametrize("settings", read_table(__file__, "hostile_settings"))
 def test_a_hostile_node_writes_no_line_of_the_file(settings, learn):
     text, learnt = learn(gpu1=settings)
     assert {*learnt} <= {*settings}

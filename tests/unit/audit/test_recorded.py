@@ -10,17 +10,8 @@ import jsonschema
 import pytest
 
 from nodeready import __version__
-from nodeready.agent.verdict import (
-    LEFT_OUT,
-    MAX_BYTES,
-    NodeVerdict,
-    SourceError,
-    gather,
-    listed_fields,
-    parse,
-    read_file,
-    twin,
-)
+from nodeready.agent import verdict as verdicts
+from nodeready.agent.verdict import NodeVerdict, gather, parse
 from nodeready.core.policy import Policy, digest
 from nodeready.core.result import Result
 from nodeready.core.settings import Waiver
@@ -46,7 +37,7 @@ def verdict(name: str = "gpu001", results: Any = RESULTS, age_s: float = 12.0) -
     stop = tuple(f"{entry.check}: x" for entry in results if entry.status in ("fail", "unknown"))
     now = time.time() - age_s
     made = NodeVerdict(now, "boot", DIGEST, not stop, stop, node=name, version=__version__)
-    return replace(made, **listed_fields(results))
+    return replace(made, **verdicts.listed_fields(results))
 
 
 def question(policy: Policy = POLICY, only: str | None = None) -> RecordedQuestion:
@@ -64,7 +55,6 @@ def judged(records: list[HostRecord], want: RecordedQuestion | None = None) -> A
 
 
 def judged_verdict(made: NodeVerdict, want: RecordedQuestion | None = None) -> Any:
-    """The report of gpu001, and its results by check."""
     node = judged([recorded.verdict_record("gpu001", made)], want)[0]["gpu001"]
     return node, {result.check: result for result in node.results}
 
@@ -98,18 +88,18 @@ def test_no_status_is_lost_however_long_the_texts_are():
     results = [fail(f"a.b{n}", HOSTILE * 30, "\U0001f525" * 4000, "s", "f") for n in range(90)]
     results += [unknown("a.late", "hung"), warn("a.warned", "x", "y" * 5000)]
     text = verdict(results=results).text().encode()
-    assert len(text) < MAX_BYTES
+    assert len(text) < verdicts.MAX_BYTES
     records = recorded.verdict_record("gpu001", parse(text))
     statuses = {entry.check: entry.status for entry in records.results}
     assert statuses == {entry.check: entry.status for entry in results}
-    assert LEFT_OUT in {entry.actual for entry in records.results}
+    assert verdicts.LEFT_OUT in {entry.actual for entry in records.results}
     assert "\x1b" not in json.dumps(text.decode()) + str(records.results[0].expected)
 
 
 def test_a_machine_of_the_same_name_is_noticed(tmp_path):
     path, now = tmp_path / "gpu001.json", time.time()
     ours = replace(verdict(), time=now, boot_id="ours")
-    assert twin(path, ours, 900, 1e6) is None
+    assert verdicts.twin(path, ours, 900, 1e6) is None
     for age, boot, uptime, is_twin in (
         (60, "another", 1e6, True),
         (60, "ours", 1e6, False),  # our own last one
@@ -117,7 +107,7 @@ def test_a_machine_of_the_same_name_is_noticed(tmp_path):
         (1000, "another", 1e6, False),  # it is gone for long
     ):
         path.write_text(replace(verdict(), time=now - age, boot_id=boot).text())
-        assert (twin(path, ours, 900, uptime) is not None) is is_twin, (age, boot, uptime)
+        assert (verdicts.twin(path, ours, 900, uptime) is not None) is is_twin, (age, boot, uptime)
 
 
 # --- A directory.
@@ -127,7 +117,7 @@ GO = GOOD.replace('"go": false', '"go": true').replace('["ptrace.scope: x"]', "[
 FILES = {
     "another's": (verdict("gpu002").text(), "is the verdict of gpu002"),
     "nobody's": (GOOD.replace('"gpu001"', '""'), "is the verdict of no node"),
-    "huge": (GOOD + " " * MAX_BYTES, "larger than a verdict"),
+    "huge": (GOOD + " " * verdicts.MAX_BYTES, "larger than a verdict"),
     "go, with a failure": (GO, "contradicts"),
     "no verdict": (GOOD[:-9], "no verdict"),
     "others can write it": (GOOD, "others can write it"),
@@ -182,7 +172,7 @@ def test_no_poisoned_field_makes_a_node_well_or_costs_another(tmp_path):
 def test_a_file_of_another_user_is_not_read(tmp_path):
     (tmp_path / "gpu001.json").write_text(GOOD)
     directory = os.open(tmp_path, os.O_RDONLY)
-    problem, text = read_file(directory, "gpu001.json", frozenset({os.geteuid() + 1}))
+    problem, text = verdicts.read_file(directory, "gpu001.json", frozenset({os.geteuid() + 1}))
     os.close(directory)
     assert ("belongs to uid" in problem, text) == (True, b"")
 
@@ -200,13 +190,13 @@ def test_each_file_of_a_node_is_read_once_and_others_are_passed_over(tmp_path):
 
 
 def test_a_directory_that_is_none_and_a_reader_that_hangs_or_dies_are_one_line(tmp_path):
-    with pytest.raises(SourceError, match=r"No such file or directory: .*nosuch"):
+    with pytest.raises(verdicts.SourceError, match=r"No such file or directory: .*nosuch"):
         recorded.directory_records(str(tmp_path / "nosuch"), 3, 60)
-    with pytest.raises(SourceError, match="Not a directory"):
+    with pytest.raises(verdicts.SourceError, match="Not a directory"):
         recorded.directory_records(__file__, 3, 60)
-    with pytest.raises(SourceError, match=r"^/srv/x: no answer within 0\.2 s$"):
+    with pytest.raises(verdicts.SourceError, match=r"^/srv/x: no answer within 0\.2 s$"):
         list(gather([lambda send: os.read(os.pipe()[0], 1), lambda send: None], 0.2, "/srv/x"))
-    with pytest.raises(SourceError, match="reader was ended"):
+    with pytest.raises(verdicts.SourceError, match="reader was ended"):
         list(gather([lambda send: os.kill(os.getpid(), 9)], 60, "/srv/x"))
 
 

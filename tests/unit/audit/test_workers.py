@@ -47,7 +47,6 @@ def own(profile: str, number: int) -> dict[str, str]:
 
 
 def mad(number: int) -> dict[str, str]:
-    """What a node prints of which one section is spoiled."""
     draw, sections = random.Random(number), own("h100", number)
     name = draw.choice(sorted(sections))
     text = sections[name]

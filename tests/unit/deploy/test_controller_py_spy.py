@@ -31,7 +31,6 @@ def program(machine, *kinds):
 
 
 def wheel(directory, version, machine, content):
-    """A wheel as pip downloads it."""
     name = f"py_spy-{version}-py2.py3-none-manylinux2014_{machine}.manylinux_2_17_{machine}.whl"
     directory.mkdir(exist_ok=True)
     with zipfile.ZipFile(directory / name, "w") as archive:
@@ -129,14 +128,6 @@ def test_an_unfit_program_has_a_reason():
         assert binary_problem(content, "9.1.0", "x86_64") == reason
 
 
-# Writes a part of a download, and never ends.
-_SLOW_PIP = """#!/bin/sh
-while [ $# -gt 0 ]; do [ "$1" != --dest ] || directory=$2; shift; done
-: >"$directory/part.whl"
-echo $$ >HERE/pip.new
-mv HERE/pip.new HERE/pip
-exec sleep 600
-"""
 _DOWNLOAD = """
 import sys
 from nodeready.runs.deploy import py_spy_binary
@@ -147,7 +138,7 @@ py_spy_binary._download("0.4.3", "x86_64")
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_of_a_download_stays_when_the_program_is_killed(tmp_path, number):
-    pip = write_pip(tmp_path / "slow", _SLOW_PIP)
+    pip = write_pip(tmp_path / "slow", read_data(__file__, "slow_pip.sh"))
     place = tmp_path / "tmp"
     place.mkdir()
     paths = {"TMPDIR": str(place), "PYTHONPATH": os.pathsep.join(sys.path)}

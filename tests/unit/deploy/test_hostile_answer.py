@@ -101,7 +101,6 @@ def _word(chance: random.Random) -> str:
 
 
 def lie(hint: Any, chance: random.Random) -> Any:
-    """Any value of this type."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return lie(chance.choice(inner), chance)

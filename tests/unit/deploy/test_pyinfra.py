@@ -1,10 +1,8 @@
 """The settings of an operation under pyinfra: where they come from, and what a wrong one says."""
 
-import subprocess
-import sys
+import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,8 +24,10 @@ from nodeready.subjects.registry import CHANGED, SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 from tests import declared
 from tests.builders.results import fail, ok
+from tests.cases import read_table
 from tests.helpers import here
 from tests.paths import ROOT
+from tests.unit.commands import pyinfra as run_pyinfra
 
 #: Where a setting can come from, from the weakest to the strongest.
 ORIGINS = ("default", "deploy", "all", "group", "host", "command line", "assigned", "argument")
@@ -74,28 +74,12 @@ def test_the_stronger_origin_wins(strongest):
         assert policy_of(call, data).core_retention_days == (last or 14)
 
 
-#: call, arguments, data of the deploy around it -> who is wrong, and how
-WRONG = [
-    (ptrace.scope, {"ptrace_scope": 3}, {}, "ptrace.scope: ptrace_scope = 3: must be between 0 "
-     "and 2"),
-    (ptrace.scope, {"ptrace_scop": 1}, {}, "ptrace.scope: unknown setting ptrace_scop: did you "
-     "mean ptrace_scope?"),
-    (core_dumps.size, {"gate": True}, {}, "core_dumps.size: unknown setting gate: the settings "
-     "are core_handler"),
-    (ptrace.selinux, {"x": 1}, {}, "ptrace.selinux: unknown setting x: it takes no setting"),
-    (deploys.ptrace, {"gate": True}, {}, "ptrace: unknown setting gate: the settings are "
-     "ptrace_scope"),
-    (deploys.debuggable, {"limit_nofile": "all"}, {}, "debuggable: limit_nofile = 'all': must be "
-     "a whole number"),
-    (ptrace.scope, {}, {"ptrace_scope": "0"}, "data_defaults of the deploy mine: ptrace_scope = "
-     "'0': must be a whole number"),
-    (ptrace.scope, {}, {"ptrace_scop": 0}, "data_defaults of the deploy mine: unknown setting "
-     "ptrace_scop: did you mean ptrace_scope?"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "arguments", "defaults", "line"), WRONG)
-def test_a_wrong_setting_ends_the_run_with_one_line(call, arguments, defaults, line):
+@pytest.mark.parametrize(
+    ("name", "arguments", "defaults", "line"), read_table(__file__, "wrong_settings")
+)
+def test_a_wrong_setting_ends_the_run_with_one_line(name, arguments, defaults, line):
+    """defaults: the data of the deploy around the call."""
+    call = pkgutil.resolve_name(f"nodeready.{name}")
     with pytest.raises(PyinfraError) as caught:
         policy_of(call, {"argument": arguments, "deploy": defaults})
     assert str(caught.value) == line
@@ -109,39 +93,26 @@ def test_a_value_without_a_name_is_refused():
         ptrace.scope(1)
 
 
-def test_a_wrong_key_of_the_inventory_is_one_line_of_pyinfras_own_command(tmp_path):
-    """Also where pyinfra prepares without asking what would change (-y)."""
-    (tmp_path / "deploy.py").write_text((ROOT / "deploy.py").read_text())
-    words = ["-y", "--data", "ptrace_scop=1", "@local", "deploy.py"]
-    argv = [str(Path(sys.executable).with_name("pyinfra")), *words]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stderr.splitlines() if "ptrace_scop" in line]
-    assert (done.returncode, len(lines)) == (1, 1), done.stderr
-    assert lines[0].endswith(
-        "command line: unknown setting ptrace_scop: did you mean ptrace_scope?"
-    )
-
-
-#: The lines of a deploy.py -> the line with the wrong word, and the rest of the message.
+#: Lines of a deploy.py, a key of the inventory -> the end of the one line about it.
 WRONG_LINES = [
-    (["from nodeready.operations import ptrace", "ptrace.scope(", "    ptrace_scop=1)"], 2,
-     "ptrace.scope: unknown setting ptrace_scop: did you mean ptrace_scope?"),
+    # Also where pyinfra prepares without asking what would change (-y).
+    (ROOT.joinpath("deploy.py").read_text().splitlines(), ["--data", "ptrace_scop=1"],
+     "command line: unknown setting ptrace_scop: did you mean ptrace_scope?"),
+    (["from nodeready.operations import ptrace", "ptrace.scope(", "    ptrace_scop=1)"], [],
+     " deploy.py:2: ptrace.scope: unknown setting ptrace_scop: did you mean ptrace_scope?"),
     (["from pyinfra.api import deploy", "from nodeready.deploys import limits",
-      "@deploy('mine')", "def mine():", "    limits(limit_nofil=1)", "mine()"], 5,
-     "limits: unknown setting limit_nofil: did you mean limit_nofile?"),
+      "@deploy('mine')", "def mine():", "    limits(limit_nofil=1)", "mine()"], [],
+     " deploy.py:5: limits: unknown setting limit_nofil: did you mean limit_nofile?"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("lines", "number", "message"), WRONG_LINES)
-def test_a_wrong_key_of_a_deploy_file_names_the_file_and_its_line(
-    lines, number, message, tmp_path
-):
+@pytest.mark.parametrize(("lines", "data", "message"), WRONG_LINES)
+def test_a_wrong_key_is_one_line_with_its_place(lines, data, message, tmp_path):
     (tmp_path / "deploy.py").write_text("\n".join(lines))
-    argv = [str(Path(sys.executable).with_name("pyinfra")), "-y", "@local", "deploy.py"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_pyinfra("-y", *data, "@local", "deploy.py", cwd=tmp_path)
     shown = [line for line in done.stderr.splitlines() if "unknown setting" in line]
     assert (done.returncode, len(shown)) == (1, 1), done.stderr
-    assert shown[0].endswith(f" deploy.py:{number}: {message}"), done.stderr
+    assert shown[0].endswith(message), done.stderr
 
 
 def test_an_operation_takes_the_settings_that_its_actions_read():

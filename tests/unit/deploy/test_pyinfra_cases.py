@@ -12,8 +12,8 @@ judges the snapshot. So the host here is a real one of pyinfra, with a connector
 
 import base64
 import json
+import pkgutil
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +59,7 @@ class RecordedConnector(BaseConnector):
 
 @pytest.fixture
 def case(request):
-    """A case, and the name that its folder has."""
     return request.param.parent.name, json.loads(request.param.read_text())
-
-
-def attribute(dotted: str) -> Any:
-    module, _, name = dotted.rpartition(".")
-    return getattr(import_module(module), name)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +67,7 @@ def attribute(dotted: str) -> Any:
 )
 def test_a_recorded_case(case):
     name, wanted = case
+    called = pkgutil.resolve_name(name)
     inventory = Inventory((["gpu001"], {"sections": wanted["sections"]}))
     (host,) = inventory
     host.connector_cls = RecordedConnector
@@ -80,9 +75,9 @@ def test_a_recorded_case(case):
     connect_all(state)
     with ctx_state.use(state), ctx_host.use(host):
         if "fact" in wanted:
-            assert host.get_fact(attribute(name), **wanted.get("arg", {})) == wanted["fact"]
+            assert host.get_fact(called, **wanted.get("arg", {})) == wanted["fact"]
             return
-        commands = [str(line) for line in attribute(name)._inner(**wanted.get("kwargs", {}))]
+        commands = [str(line) for line in called._inner(**wanted.get("kwargs", {}))]
     assert len(commands) == len(wanted["commands"]), commands
     for line, words in zip(commands, wanted["commands"], strict=True):
         assert words in line

@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import nodeready
 from nodeready.core.result import Result
 from nodeready.subjects.registry import LOOKED_AT
+from tests.unit.commands import pyinfra
 
 #: Counts the questions to nodes, and keeps them and the facts in a file.
 PROJECT = """
@@ -31,17 +29,6 @@ Path("facts.json").write_text(json.dumps([len(asked), facts]))
 MISSPELT = "command line: unknown setting ptrace_scop: did you mean ptrace_scope?"
 
 
-def pyinfra(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(Path(sys.executable).with_name("pyinfra")), *words],
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(("facts", "questions"), [
     ([("NodeFacts", {}), ("Ptrace", {}), ("Verdicts", {"only": "ptrace,limits"})], 1),
     ([("Ptrace", {}), ("Ptrace", {}), ("Verdicts", {"only": "ptrace,limits"})], 2),
@@ -49,7 +36,7 @@ def pyinfra(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
 ])  # fmt: skip
 def test_the_facts_of_a_run_share_one_snapshot(facts, questions, tmp_path):
     (tmp_path / "deploy.py").write_text(PROJECT.replace("{facts!r}", repr(facts)))
-    done = pyinfra(tmp_path, "-y", "@local", "deploy.py")
+    done = pyinfra("-y", "@local", "deploy.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     asked, values = json.loads((tmp_path / "facts.json").read_text())
     assert asked == questions
@@ -62,7 +49,8 @@ def test_the_facts_of_a_run_share_one_snapshot(facts, questions, tmp_path):
 
 
 def test_the_verdicts_are_those_of_an_audit(tmp_path):
-    done = pyinfra(tmp_path, "@local", "fact", "nodeready.facts.Verdicts", "skip=ports,host,nics")
+    words = ("@local", "fact", "nodeready.facts.Verdicts", "skip=ports,host,nics")
+    done = pyinfra(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     text = done.stdout + done.stderr
     shown = json.loads(text[text.index("\n{") : text.rindex("\n}") + 2])
@@ -78,6 +66,6 @@ def test_the_verdicts_are_those_of_an_audit(tmp_path):
     (("--data", "ptrace_scop=1", "@local", "fact", "nodeready.facts.Verdicts"), MISSPELT),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(words, line, tmp_path):
-    done = pyinfra(tmp_path, *words)
+    done = pyinfra(*words, cwd=tmp_path)
     assert done.stderr.count(line) == 1, done.stderr
     assert "Traceback" not in done.stderr

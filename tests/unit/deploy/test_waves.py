@@ -7,6 +7,7 @@ import pytest
 from nodeready.core.exit_codes import Refused
 from nodeready.runs.deploy.command import make_waves, parse_undo
 from nodeready.runs.values import read_batch
+from tests.cases import read_table
 from tests.fake import interrupts, one_by_one, says
 from tests.unit.commands import AWAY, DIES
 
@@ -16,6 +17,9 @@ FAILS = one_by_one(PLAN, says("ptrace.scope failed /etc/x: no space left on /etc
 LOST = one_by_one(PLAN, DIES)
 STOPS = one_by_one(PLAN, interrupts)
 OK = says("")
+DOES = {
+    "DONE": DONE, "FAILS": FAILS, "LOST": LOST, "STOPS": STOPS, "OK": OK, "AWAY": AWAY,
+}  # fmt: skip
 WORDS = ("--undo", "--only", "ptrace", "--yes")
 
 
@@ -23,22 +27,11 @@ def nodes(*does):
     return {f"n{number}": one for number, one in enumerate(does, 1)}
 
 
-@pytest.mark.parametrize(
-    ("count", "batch", "sizes"),
-    [
-        (5, None, [5]),
-        (5, "2", [1, 2, 2]),
-        (5, "100%", [1, 4]),
-        (10, "29%", [1, 2, 2, 2, 2, 1]),
-        (5, "1%", [1, 1, 1, 1, 1]),
-        (1, "2", [1]),
-        (0, "2", [0]),
-    ],
-)
+@pytest.mark.parametrize(("count", "batch", "sizes"), read_table(__file__, "waves"))
 def test_a_canary_comes_first_then_waves_of_a_number_or_a_share(count, batch, sizes):
     names = [f"n{number}" for number in range(count)]
     waves = make_waves(names, batch and read_batch(batch), count)
-    assert [len(wave) for wave in waves] == sizes
+    assert [len(wave) for wave in waves] == list(sizes)
     assert [name for wave in waves for name in wave] == names
 
 
@@ -48,26 +41,11 @@ def test_a_wrong_size_is_refused(words):
         read_batch(words)
 
 
-@pytest.mark.parametrize(
-    ("does", "words", "code", "expected"),
-    [
-        ((DONE, DONE, DONE, OK), ("--batch", "1"), 0, ("123", "")),
-        # The third node fails: the rest is untouched, unless more may fail.
-        ((DONE, DONE, FAILS, DONE, DONE), ("--batch", "1"), 1, ("12", "45")),
-        ((DONE, DONE, FAILS, DONE, DONE), ("--batch", "1", "--max-fail", "1"), 1, ("1245", "")),
-        ((FAILS, DONE, FAILS, DONE, DONE), ("--batch", "2", "--max-fail", "1"), 1, ("2", "45")),
-        # A wave is finished.
-        ((DONE, FAILS, DONE, DONE), ("--batch", "2"), 1, ("13", "4")),
-        ((LOST, DONE), ("--batch", "50%"), 4, ("", "2")),
-        # Nodes that were never reached do not count: nothing has failed on them.
-        ((AWAY, AWAY, DONE, DONE), ("--batch", "1"), 4, ("34", "")),
-        ((DONE, STOPS, DONE, DONE), ("--batch", "1"), 130, ("1", "34")),
-        ((DONE, FAILS, DONE), (), 1, ("13", "")),
-    ],
-)
+@pytest.mark.parametrize(("does", "words", "code", "expected"), read_table(__file__, "runs"))
 def test_a_run_stops_when_too_many_have_failed(run, does, words, code, expected):
     changed, untouched = expected
-    done = run(nodes(*does), "deploy", *WORDS, *words, "--format", "json")
+    given = nodes(*(DOES[word] for word in does.split()))
+    done = run(given, "deploy", *WORDS, *words.split(), "--format", "json")
     document = json.loads(done.out)
     states = {node["name"]: node["status"] for node in document["nodes"]}
     assert done.code == code

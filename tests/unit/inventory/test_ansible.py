@@ -1,24 +1,16 @@
 """Ansible's inventories as INVENTORY: the nodes, their groups, and what is said of the rest."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.fleet.inventory.load import load, names
 from nodeready.fleet.inventory.nodeset import expand
+from tests.cases import cases
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROWS = tomllib.loads((Path(__file__).parent / "data/ansible.toml").read_text())["case"]
 KEYS = ("ssh_hostname", "ssh_port", "ssh_user", "ssh_key", "_sudo")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
+@pytest.mark.parametrize("row", cases(__file__, "data/ansible.toml"))
 def test_an_inventory_of_ansible_is_read(row, tmp_path):
     file = tmp_path / row["file"]
     for name, text in {row["file"]: row["text"], **row.get("files", {})}.items():

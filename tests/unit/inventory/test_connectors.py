@@ -4,9 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from pyinfra.api.exceptions import InventoryError
@@ -14,13 +11,9 @@ from pyinfra.api.exceptions import InventoryError
 from nodeready.fleet.inventory import labs
 from nodeready.fleet.inventory.load import load, names, select_hosts
 from nodeready.lab import machines, state
-from tests.cases import read_data, read_table
+from tests.cases import read_data, read_table, tomllib
 from tests.paths import ROOT
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tests.unit.commands import pyinfra
 
 # squeue -h -a -t all -j ID -o "%T|%P|%N" (22.05).
 SQUEUE = read_data(__file__, "squeue.sh")
@@ -52,22 +45,9 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def pyinfra(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [Path(sys.executable).with_name("pyinfra"), *words, "debug-inventory"]
-    return subprocess.run(
-        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-
-
-@pytest.mark.parametrize(("words", "nodes"), [
-    ("@nodeset/gpu[001-003]", "gpu001 gpu002 gpu003"),
-    ("@nodeset/gpu[1-2],@nodeset/gpu7,login1", "gpu1 gpu2 gpu7 login1"),
-    ("@hostfile/job.hosts", "gpu1 gpu2 login1"),
-    ("@slurm/4711", "gpu001 gpu002"),
-    ("@slurm/12", "gpu003"),
-])  # fmt: skip
+@pytest.mark.parametrize(("words", "nodes"), read_table(__file__, "the_same_nodes"))
 def test_pyinfra_and_nodeready_reach_the_same_nodes_by_ssh(words, nodes):
-    done = pyinfra(words)
+    done = pyinfra(words, "debug-inventory")
     assert done.returncode == 0, done.stderr
     shown = re.findall(r"^\[(\S+?)\]", done.stdout + done.stderr, re.MULTILINE)
     loaded = load(words)
@@ -119,7 +99,7 @@ def test_nodeready_takes_a_comma_within_the_brackets_and_a_limit(place):
 
 @pytest.mark.parametrize(("words", "why"), read_table(__file__, "an_error_is_one_line"))
 def test_an_error_is_one_line(words, why):
-    done = pyinfra(words)
+    done = pyinfra(words, "debug-inventory")
     *_, last = done.stderr.splitlines()
     assert (done.returncode, why in last, "Traceback" in done.stderr) == (1, True, False), last
     if "no comma" not in why:

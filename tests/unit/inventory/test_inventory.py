@@ -107,14 +107,7 @@ def test_a_file_loads_as_under_pyinfra(cluster, monkeypatch):
     assert ours.group_files["all"] == [root / "group_data/all.py", beside]
 
 
-@pytest.mark.parametrize(("inventory", "group", "why"), [
-    ("inventories/prod.py", "h10", "no group is called h10: did you mean h100?"),
-    ("inventories/prod.py", "gpu001", "called gpu001: there are amd, h100, login, prod"),
-    ("inventories/prod.py", "prod", ""),
-    ("inventories/computed.py", "h10", ""),
-    ("inventories/job.hosts", "h10", "no group is called h10: "),
-    ("gpu001,gpu002", "h10", "note"),
-])  # fmt: skip
+@pytest.mark.parametrize(("inventory", "group", "why"), read_table(__file__, "unused_group_data"))
 def test_group_data_that_no_group_uses_is_no_silence(inventory, group, why, cluster, monkeypatch):
     """For another inventory beside it, it is no mistake: elsewhere.py."""
     monkeypatch.chdir(cluster.parent.parent)

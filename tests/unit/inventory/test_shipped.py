@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from pyinfra.api.exceptions import InventoryError
@@ -15,6 +14,7 @@ from nodeready.core.policy import Policy, check_settings
 from nodeready.fleet.inventory.load import load, names
 from nodeready.fleet.inventory.nodeset import nodes
 from tests.paths import ROOT
+from tests.unit.commands import pyinfra
 
 INVENTORIES = ROOT / "inventories"
 GROUP_FILES = sorted((INVENTORIES / "group_data").glob("*.py"))
@@ -32,18 +32,6 @@ def environment(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "no-tools"))
 
 
-def pyinfra(directory: Path, inventory: str) -> subprocess.CompletedProcess[str]:
-    """`pyinfra INVENTORY debug-inventory` as a person runs it."""
-    return subprocess.run(
-        [Path(sys.executable).with_name("pyinfra"), inventory, "debug-inventory"],
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(("name", "environ", "some"), [
     ("local", {}, ["@local"]),
     ("example", {}, ["login1", "gpu001", "gpu064", "amd32"]),
@@ -57,7 +45,7 @@ def test_a_copy_loads_under_pyinfra_and_under_nodeready(
     (tmp_path / "hosts").write_text("gpu1 slots=8\ngpu2:8\n")
     for key, value in environ.items():
         monkeypatch.setenv(key, value.replace("hosts", str(tmp_path / "hosts")))
-    done = pyinfra(tmp_path, f"inventories/{name}.py")
+    done = pyinfra(f"inventories/{name}.py", "debug-inventory", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     loaded = load(str(tmp_path / "inventories" / f"{name}.py"), cwd=tmp_path)
     shown = re.findall(r"^\[(\S+?)\]", done.stdout + done.stderr, re.MULTILINE)
@@ -84,7 +72,7 @@ def test_a_failure_is_one_line_without_a_traceback(tmp_path, monkeypatch):
 
 def test_it_is_one_line_under_pyinfra_too(tmp_path):
     shutil.copytree(INVENTORIES, tmp_path / "inventories")
-    done = pyinfra(tmp_path, "inventories/slurm.py")
+    done = pyinfra("inventories/slurm.py", "debug-inventory", cwd=tmp_path)
     *lines, last = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "")
     assert lines == ["--> Loading config...", "--> Loading inventory..."]

@@ -8,6 +8,7 @@ from nodeready.core.policy import PolicyError
 from nodeready.fleet.inventory import trust
 from nodeready.fleet.inventory.host_data import policies
 from nodeready.fleet.inventory.load import load
+from tests.cases import read_table
 
 SCRATCH = '[[check]]\nid = "scratch"\nrun = "df /scratch"\nstatus = 0\n'
 H100 = '[[check]]\nid = "h100_only"\nfile = "/a"\nequals = "b"\ngroups = ["h100"]\n'
@@ -23,8 +24,7 @@ def site(tmp_path, monkeypatch):
 
     def checks(files, word="prod.py"):
         for name, text in files.items():
-            path = tmp_path / name
-            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+            (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
         inventory = load(word)
         found = policies(inventory, list(inventory))
         return {node: [c.name for c in policy.site_checks] for node, policy in found.items()}
@@ -51,29 +51,13 @@ def test_the_place_of_a_check_is_its_line(site):
     ]
 
 
+LONG = SCRATCH.replace("df", "d" * 15000)
+MANY = {f"checks.d/{number}.toml": LONG.replace('"s', f'"s{number}') for number in range(9)}
+
+
 @pytest.mark.parametrize(
-    ("files", "words"),
-    [
-        ({"checks.d/a.toml": "[[check]\n"}, "checks.d/a.toml: Expected"),
-        ({"checks.d/a.toml": ""}, "checks.d/a.toml: has no check"),
-        ({"checks.d/a.toml": SCRATCH.replace("[[", "[").replace("]]", "]")}, "has no check"),
-        ({"checks.d/a.toml": "[[checks]]\nid='a'"}, "unknown key 'checks': write [[check]]"),
-        ({"checks.d/a.toml": b"# \xff"}, "checks.d/a.toml: is not in UTF-8"),
-        ({"checks.d/a.toml": SCRATCH + "fixx = 1"}, "a.toml:2: check scratch: unknown key 'fixx'"),
-        ({"checks.d/a.toml": SCRATCH * 2}, 'id = "scratch": is in checks.d/a.toml:2, too'),
-        ({"checks.d/a.toml": H100.replace('"h100"', '"h10"')}, "did you mean h100?"),
-        ({"checks.d/a.toml": SCRATCH.replace("df", "d" * 15000) * 9}, "too"),
-        ({"checks.d/a.toml": SCRATCH, "prod.py": "h = (['a'], {'waivers': {'site.b': 'x'}})"},
-         "no such check; there are site.scratch"),
-        (
-            {
-                f"checks.d/{n}.toml": SCRATCH.replace('"s', f'"s{n}').replace("df", "d" * 15000)
-                for n in range(9)
-            },
-            "bytes of commands",
-        ),
-    ],
-)  # fmt: skip
+    ("files", "words"), [*read_table(__file__, "mistakes"), (MANY, "bytes of commands")]
+)
 def test_a_mistake_is_one_line_before_any_node_is_touched(site, files, words):
     with pytest.raises(PolicyError) as problem:
         site(files)

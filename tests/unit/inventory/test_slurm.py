@@ -149,12 +149,7 @@ def test_a_job_list_that_is_none_never_reaches_scontrol(tools):
 
 
 #: sinfo -h -a -N -o "%N|%n|%o": the names of Slurm, of the machines, and their addresses.
-NAMES = """\
-n1|gpu1|10.0.0.1
-n2|gpu2|10.0.0.2
-n3|gpu3|10.0.0.3
-n3|gpu3|10.0.0.3
-"""
+NAMES = read_data(__file__, "sinfo_names.txt")
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/squeue_jobs.json"))

@@ -16,11 +16,26 @@ import pytest
 
 from nodeready.core.wire import shown_keys
 from nodeready.runs.memory.look import compared_facts, is_unique, kind_of, shown_value
+from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.registry import SUBJECTS
 from tests.cases import cases, with_table
-from tests.unit.subjects.test_json_keys import derived_facts, observed_type
 
 GOLDEN = Path(__file__).parent / "data/fact_kinds.txt"
+
+
+def observed_type(subject):
+    """What a subject's parser returns; the proofs have none."""
+    if subject.probe is None:
+        return Proved
+    parse = subject.probe.parse
+    return eval(parse.__annotations__["return"], vars(sys.modules[parse.__module__]))
+
+
+def derived_facts(subject):
+    """The names of the subject's facts that need the fleet."""
+    derived = subject.derived
+    returned = eval(derived.__annotations__["return"], vars(sys.modules[derived.__module__]))
+    return [*typing.get_type_hints(returned)] if typing.is_typeddict(returned) else []
 
 
 def paths(subject, kind, path=""):

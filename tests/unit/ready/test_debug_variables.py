@@ -13,6 +13,7 @@ from nodeready.runs.ready.environment import (
     question,
     read_installed,
 )
+from tests.cases import read_table
 
 WORD = "0a1b2c3d"
 
@@ -28,29 +29,29 @@ def values(*installed, **how):
 
 ALWAYS = {"NCCL_DEBUG": "WARN", "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
 PIPE = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"/dev/shm/nodeready-{WORD}-"}
-DUMP = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", **PIPE}
-OLD = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
-NEW = {"TORCH_FR_BUFFER_SIZE": "2000"}
-OLD_FILE, NEW_FILE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"
+#: Variables by the words of the rows.
+NAMED = {
+    "PIPE": PIPE,
+    "DUMP": {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", **PIPE},
+    "OLD": {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"},
+    "NEW": {"TORCH_FR_BUFFER_SIZE": "2000"},
+    "CUDA": {"CUDA_LAUNCH_BLOCKING": "1"},
+    "AMD": {"HIP_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3"},
+    "UNSAFE": {"CUDA_LAUNCH_BLOCKING": None},
+}
 
 
-@pytest.mark.parametrize(("torch", "recorder", "files"), [
-    ("2.1.2+cu121", {}, ()),
-    ("2.2.0", {**OLD, **DUMP}, (OLD_FILE,)),
-    ("2.7.1+rocm6.3", {**OLD, **DUMP}, (OLD_FILE,)),
-    ("2.8.0", {**NEW, **DUMP}, None),
-    ("2.10.0", {**NEW, **DUMP}, None),
-    ("2.11.0", PIPE, None),
-    ("2.15.0+cu132", PIPE, (NEW_FILE,)),
-    ("3.0.0", PIPE, (NEW_FILE,)),
-    ("", {**OLD, **NEW, **DUMP}, (OLD_FILE, NEW_FILE)),
-])  # fmt: skip
+def named(words):
+    return {name: value for word in words.split() for name, value in NAMED[word].items()}
+
+
+@pytest.mark.parametrize(("torch", "recorder", "files"), read_table(__file__, "recorders"))
 def test_the_recorder_of_the_installed_version_and_its_files(torch, recorder, files):
-    assert values(InstalledTorch(torch, False)) == {**recorder, **ALWAYS}
+    assert values(InstalledTorch(torch, False)) == {**named(recorder), **ALWAYS}
     if files is not None:
         by_name = values(InstalledTorch(torch, False), directory="/share/records/")
         by_name = {name: value for name, value in by_name.items() if name.endswith("TEMP_FILE")}
-        assert by_name == dict.fromkeys(files, "/share/records/comm_lib_trace_rank_")
+        assert by_name == dict.fromkeys(files.split(), "/share/records/comm_lib_trace_rank_")
 
 
 def test_cores_of_the_gpu_where_torch_was_built_for_them():
@@ -87,29 +88,12 @@ def test_every_variable_is_one_that_a_shell_can_export_and_pipes_are_of_this_job
     assert len(pipes) == 2
 
 
-CUDA, AMD = (
-    {"CUDA_LAUNCH_BLOCKING": "1"},
-    {"HIP_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3"},
-)
-UNSAFE = {"CUDA_LAUNCH_BLOCKING": None}
-
-
-@pytest.mark.parametrize(("torch", "nccl", "cuda", "wanted"), [
-    ("2.9.0", "2.27.5", True, CUDA),
-    ("1.12.1", "", True, CUDA),
-    ("1.13.1+cu117", "", True, UNSAFE),
-    ("2.0.1", "2.14.3", True, UNSAFE),
-    ("2.0.1", "2.18.3", True, CUDA),
-    ("2.1.0", "", True, CUDA),
-    ("2.1.0", "2.16.2", True, UNSAFE),
-    ("2.0.1+rocm5.4", "", False, AMD),
-    ("", "", None, {**CUDA, **AMD}),
-])  # fmt: skip
+@pytest.mark.parametrize(("torch", "nccl", "cuda", "wanted"), read_table(__file__, "launches"))
 def test_a_launch_waits_for_its_kernel_where_nccl_does_not_hang_with_it(torch, nccl, cuda, wanted):
     nodes = {"gpu1": InstalledTorch(torch, cuda, "", nccl)}
     by_name = {one.name: one for one in debug_variables(nodes, debug=False, sync_cuda=True)}
-    assert {name: one.value for name, one in by_name.items()} == wanted
-    if wanted is UNSAFE:
+    assert {name: one.value for name, one in by_name.items()} == named(wanted)
+    if wanted == "UNSAFE":
         (variable,) = by_name.values()
         assert not variable.settled
         assert re.fullmatch("gpu1: NCCL 2.1[46].[23] hangs .* 2.17 or newer", variable.reason)

@@ -13,7 +13,7 @@ from nodeready.subjects.ports import facts as sockets
 from nodeready.subjects.ports.facts import Firewall, Ports
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.job_env import FLEET, POLICY, nics, node, ports, rdma, socket
-from tests.cases import cases
+from tests.cases import cases, read_table
 
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
 NAMES = (*INTERFACES, "NCCL_IB_HCA", "PDSH_RCMD_TYPE", "MASTER_ADDR", "MASTER_PORT")
@@ -21,7 +21,6 @@ LOST = Unknown("timed out")
 
 
 def of(*nodes: Snapshot, policy: Policy = POLICY) -> dict[str, JobVariable]:
-    """The variables of nodes that are called gpu1, gpu2 and so on."""
     snapshots = {f"gpu{number}": node for number, node in enumerate(nodes, 1)}
     variables = job_env.variables(snapshots, dict.fromkeys(snapshots, policy), FLEET)
     assert tuple(variable.name for variable in variables) == NAMES
@@ -119,13 +118,7 @@ def test_a_name_that_no_device_has_is_not_taken():
 
 
 def test_the_first_nodes_address_is_the_masters():
-    for addresses, value in (
-        (("10.0.0.1/24",), "10.0.0.1"),
-        (("fe80::1/64", "fd00::1/64", "10.0.0.1/24"), "10.0.0.1"),
-        (("169.254.7.7/16", "fd00::1/64"), "fd00::1"),
-        (("169.254.7.7/16", "x"), None),
-        (None, None),
-    ):
+    for addresses, value in read_table(__file__, "master_addresses"):
         network = nics("eth0")
         interface = replace(network.interfaces["eth0"], addresses=addresses)
         first = node(nics=replace(network, interfaces={"eth0": interface}))

@@ -71,10 +71,7 @@ def test_all_ports_of_a_range_or_some_with_both_ends():
 # --- What a node's answers mean.
 
 FIB_TRIE = read_data(__file__, "fib_trie.txt")
-IF_INET6 = """fd000000000000000000000000000002 02 40 00 80     eth0
-fe80000000000000a8f00dfffe000001 02 40 20 80     eth0
-00000000000000000000000000000001 01 80 10 80       lo
-"""
+IF_INET6 = read_data(__file__, "if_inet6.txt")
 
 
 def test_a_nodes_own_addresses():
@@ -91,7 +88,6 @@ def listening(number, *more, ports=PORTS, busy=()):
 
 
 def three(**changes):
-    """The nodes a, b and c, at 10.0.0.1, 10.0.0.2 and 10.0.0.3."""
     nodes = {name: listening(number) for name, number in NUMBER.items()}
     return Rounds(3, SPAN, {**nodes, **changes})
 

@@ -11,14 +11,10 @@ from pathlib import Path
 import pytest
 
 from nodeready.agent.proofs.rdma import active_links, read_rate
-from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
 from nodeready.runs.ready.rdma import MAX_RING, PairRate, bandwidths, ring_rounds, split_rings
-from nodeready.runs.ready.run import WantedProofs
 from nodeready.subjects.proof import checks
-from nodeready.subjects.proof.active import ACTIVE_CHECKS, NETWORK_CHECKS
 from nodeready.subjects.proof.facts import Proved, RdmaBandwidth, RdmaRate, User
-from nodeready.subjects.registry import SUBJECTS, select
 from tests.builders.judging import by_name
 
 DATA = Path(__file__).parents[1] / "subjects" / "data" / "active"
@@ -118,14 +114,13 @@ def ring(
     return pairs
 
 
-def judged(observed: RdmaBandwidth | Unknown | None) -> str:
+def judged(observed: RdmaBandwidth) -> str:
     proved = Proved(User("root", 0, True, ""), rdma_bandwidth=observed)
     result = by_name(checks, proved, Policy())["rdma_bandwidth"]
     return f"{result.status}: {result.actual}"
 
 
 def judged_nodes(pairs: list[PairRate]) -> dict[str, str]:
-    """Those that are not ok."""
     texts = {node: judged(observed) for node, observed in bandwidths(pairs).items()}
     return {node: text for node, text in sorted(texts.items()) if not text.startswith("ok")}
 
@@ -192,13 +187,3 @@ def test_what_stays_unknown_and_what_does_not_apply():
     missing = RdmaBandwidth(error="ib_write_bw is not installed")
     assert judged(missing) == "unknown: ib_write_bw is not installed"
     assert judged(RdmaBandwidth("one node alone")) == "na: one node alone"
-    assert judged(Unknown("did not finish in time")) == "unknown: did not finish in time"
-    assert judged(None) == "na: not proved"
-
-
-def test_it_is_made_only_when_it_is_named():
-    assert not {*NETWORK_CHECKS} & {*select((), "proof", subjects=SUBJECTS).checks}
-    assert WantedProofs.of(ACTIVE_CHECKS).rdma is False
-    assert WantedProofs.of(NETWORK_CHECKS) == WantedProofs(
-        (), mesh=False, history=False, rdma=True
-    )

@@ -6,26 +6,15 @@ from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
 from nodeready.runs.ready.mesh import peers_of, ring_and_skips
 from nodeready.runs.ready.reach import reach
+from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.checks import pdsh, ssh
-from nodeready.subjects.proof.facts import (
-    PdshAnswer,
-    PdshRun,
-    Peers,
-    Proved,
-    RcmdDefault,
-    SshTry,
-    User,
-)
+from nodeready.subjects.proof.facts import PdshAnswer, PdshRun, Peers, Proved, SshTry, User
 from nodeready.subjects.ssh_client.checks import CAUSES, cause_of
-from tests.cases import cases
+from tests.builders.verdicts import assert_says
+from tests.cases import cases, read_table
 
-WORDS = {
-    "changed": "WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!\n"
-    "Offending ED25519 key in /etc/ssh/ssh_known_hosts:3\nHost key verification failed.\n",
-    "refused": "ssh: connect to host node003 port 22: Connection refused",
-    "denied": "ml@node003: Permission denied (publickey,keyboard-interactive).",
-    "unknown_key": "Host key verification failed.",
-}
+POLICY = Policy()
+WORDS = read_table(__file__, "WORDS")
 ML = User("ml", 1000, True, "")
 
 
@@ -70,18 +59,16 @@ class Fleet:
         return Peers(self.host[name], True, tries, True, self.pdsh.get(name, run), own)
 
     def results(self, lost=()):
-        """node -> the results of ssh and of pdsh"""
         by_name = {name: self.peers_of(name) for name in self.names if name not in lost}
         reached = reach(by_name, self.unreachable)
         results = {}
         for name in self.names:
             peers = by_name.get(name, Unknown("did not finish in time"))
             proved = Proved(ML, peers=peers, reach=reached.get(name))
-            results[name] = ssh(proved, Policy()), pdsh(proved, Policy())
+            results[name] = ssh(proved, POLICY), pdsh(proved, POLICY)
         return results
 
     def bad(self, which=0, **how):
-        """The results of ssh (0) or pdsh (1) that are bad, by node."""
         return {name: both[which] for name, both in self.results(**how).items() if both[which].bad}
 
     def actual(self, which=0, **how):
@@ -166,6 +153,11 @@ def test_answers_of_pdsh_are_counted(case):
     assert all(item.fix for item in bad.values())
 
 
+def judged(check, peers, policy=POLICY):
+    """The result of a node that tried its peers alone."""
+    return check(Proved(ML, peers=peers, reach=reach({"a": peers})["a"]), policy)
+
+
 def test_pdsh_leaves_out_the_domain_that_all_have():
     tries = tuple(SshTry(f"{name}.example", 0, name, "") for name in ("a", "b"))
     run = PdshRun(("a.example", "b.example"), (PdshAnswer("a", "a"), PdshAnswer("b", "b")), 0, "")
@@ -176,23 +168,19 @@ def test_pdsh_leaves_out_the_domain_that_all_have():
 def test_a_pdshrc_that_ends_the_shell_fails():
     tries = (SshTry("b", 0, "b", ""),)
     run = PdshRun(("b",), (PdshAnswer("b", "b"),), 0, "")
-    for said, status in (("", "ok"), ("exit status 1", "fail")):
-        peers = Peers("a", True, tries, True, run, pdshrc=said)
-        result = pdsh(Proved(ML, peers=peers, reach=reach({"a": peers})["a"]), Policy())
-        assert (result.status, said in result.actual) == (status, True)
+    for said, status in (("", "ok"), ("exit status 1", "fail: exit status 1")):
+        assert_says(judged(pdsh, Peers("a", True, tries, True, run, pdshrc=said)), status)
 
 
 def test_without_pdsh_ssh_or_a_session():
     peers = Peers("a", True, (SshTry("b", 0, "b", ""),), False, None)
-    proved = Proved(ML, peers=peers, reach=reach({"a": peers})["a"])
     for packages, status in ((("gdb", "pdsh"), "fail"), (("gdb",), "na")):
-        assert pdsh(proved, Policy(packages=packages)).status == status
-    peers = Peers("a", False, (), False, None)
-    proved = Proved(ML, peers=peers, reach=reach({"a": peers})["a"])
-    assert ssh(proved, Policy()).actual.startswith("no ssh that the user can run")
+        assert judged(pdsh, peers, Policy(packages=packages)).status == status
+    result = judged(ssh, Peers("a", False, (), False, None))
+    assert result.actual.startswith("no ssh that the user can run")
     proved = Proved(User("ml", -1, True, "no such user: ml"))
     for check in (ssh, pdsh):
-        result = check(proved, Policy())
+        result = check(proved, POLICY)
         assert (result.status, result.actual) == ("na", "no session: see proof.user")
 
 
@@ -201,7 +189,7 @@ def test_the_remote_command_that_pdsh_takes_by_default(case):
     """pdsh(1): -R, PDSH_RCMD_TYPE; bash(1): INVOCATION."""
     fleet = Fleet(4)
     fleet.defaults["node001"] = tuple(
-        RcmdDefault(
+        facts.RcmdDefault(
             **{"kind": "login", "set_by": "", "works": row["rcmd"] == "ssh", "messages": "", **row}
         )
         for row in case["defaults"]

@@ -9,10 +9,12 @@ from nodeready.fleet.inventory import hostfile
 from nodeready.reports.audit_table import show_ready
 from nodeready.reports.registry import Options
 from nodeready.runs.ready.run import WantedProofs
+from nodeready.subjects.proof.active import NETWORK_CHECKS
 from nodeready.subjects.proof.facts import ACTIVE, COLLECTIVE, HISTORY, MESH, RDMA, SESSION, Proved
 from nodeready.subjects.registry import SUBJECTS
 from tests.builders.fleets import audit, lost, node
 from tests.builders.results import fail, ok, unknown, warn
+from tests.cases import read_table
 
 CHECKS = SUBJECTS["proof"].checks
 
@@ -37,6 +39,9 @@ def test_only_the_proofs_of_the_chosen_checks_run():
         (), mesh=False, collective=True, history=False
     )
     assert WantedProofs.of(["proof.history"]) == WantedProofs((), mesh=False)
+    assert WantedProofs.of(NETWORK_CHECKS) == WantedProofs(
+        (), mesh=False, history=False, rdma=True
+    )
 
 
 FINE = node("n1", ok("proof.attach", "a stack"))
@@ -44,23 +49,14 @@ WARNED = node("n2", warn("proof.user", "the job's user", "root", fix="--user NAM
 REFUSED = node("n3", fail("proof.attach", "a stack", "refused: Yama's ptrace_scope is 1"))
 LATE = node("n4", unknown("proof.core", "did not finish in time"))
 AWAY = lost("n5")
+NODES = {"FINE": FINE, "WARNED": WARNED, "REFUSED": REFUSED, "LATE": LATE, "AWAY": AWAY}
 
 
 def test_the_ready_nodes_and_whether_they_are_enough():
-    for nodes, needed, go, code in (
-        ((FINE,), None, ["n1"], 0),
-        ((FINE, WARNED), None, ["n1", "n2"], 0),
-        ((FINE, REFUSED), None, ["n1"], 3),
-        ((FINE, LATE), None, ["n1"], 3),
-        ((FINE, AWAY), None, ["n1"], 4),
-        ((FINE, REFUSED, AWAY), 1, ["n1"], 0),
-        ((FINE, WARNED, REFUSED), 3, ["n1", "n2"], 3),
-        ((FINE, REFUSED, AWAY), 2, ["n1"], 4),
-        ((REFUSED,), 1, [], 3),
-        ((), None, [], 2),
-    ):
+    for words, needed, go, code in read_table(__file__, "enough"):
+        nodes = [NODES[word] for word in words.split()]
         ready = Ready(audit(*nodes), 60, needed)
-        assert list(ready.go) == go
+        assert tuple(ready.go) == go
         assert sorted((*ready.go, *ready.no_go)) == sorted(item.name for item in nodes)
         assert ready_code(ready) == code
 

@@ -10,14 +10,9 @@ from nodeready.subjects.debug_tools.facts import BrokenProgram, DebugTools, unus
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.ssh_client import facts as ssh_facts
 from nodeready.subjects.ssh_client.checks import known_hosts, message_source, named_file, options
-from nodeready.subjects.ssh_client.facts import (
-    EffectiveOptions,
-    SshClient,
-    known_as,
-    parse_known_hosts,
-)
+from nodeready.subjects.ssh_client.facts import EffectiveOptions, SshClient
 from tests.builders.ssh_client import key
-from tests.cases import cases
+from tests.cases import cases, read_table
 
 DIRECTORIES = "".join(f"at=41ed 0 0 80 {p}\n" for p in ("/", "/usr", "/usr/bin", "/etc/ssh"))
 
@@ -91,7 +86,7 @@ BLOCK = own_files.put_block(b"", "".join(f"{line}\n" for line in LINES).encode()
 
 
 def client(*answers: EffectiveOptions, content: bytes = BLOCK) -> SshClient:
-    known = parse_known_hosts(content)
+    known = ssh_facts.parse_known_hosts(content)
     return SshClient(True, (9, 2), ssh_facts.NodeIdentity(), known, {}, {}, (), answers)
 
 
@@ -112,29 +107,18 @@ def test_what_ssh_says_of_one_peer(case):
 
 def test_a_line_that_revokes_a_key_of_the_fleet():
     want = Policy(ssh_known_hosts=LINES)
-    statuses = {
-        f"@revoked * {key(2)}": "fail",
-        f"@revoked gpu002,x {key(2)}": "fail",
-        f"@revoked *,!gpu002 {key(2)}": "ok",
-        f"@revoked * {key(7)}": "ok",
-        f"@revoked gpu001 {key(2)}": "ok",
-        f"@revoked |1|c2FsdHNhbHRzYWx0c2FsdHNhbHQ=|x {key(2)}": "ok",
-        f"@cert-authority * {key(2)}": "ok",
-        f"# @revoked * {key(2)}": "ok",
-        "@revoked": "ok",
-    }
-    for line, status in statuses.items():
-        result = known_hosts(client(content=BLOCK + f"{line}\n".encode()), want)
+    for line, status in read_table(__file__, "revoked"):
+        text = line.replace("KEY2", key(2)).replace("KEY7", key(7))
+        result = known_hosts(client(content=BLOCK + f"{text}\n".encode()), want)
         assert result.status == status, result
 
 
 def test_hashed_names_are_known():
     # HMAC-SHA1 of the name, keyed with the salt (OpenSSH's hostfile.c, host_hash).
     names = "|1|bm9kZXJlYWR5bm9kZXJlYWR5bm8=|+crDFYuYYOuw3vjre1fs1fCmFz8="
-    assert known_as(names, "gpu001")
-    assert not known_as(names, "gpu002")
-    assert not known_as("|1|!|!", "gpu001")
-    assert not known_as("|1|", "gpu001")
+    assert ssh_facts.known_as(names, "gpu001")
+    for other, name in ((names, "gpu002"), ("|1|!|!", "gpu001"), ("|1|", "gpu001")):
+        assert not ssh_facts.known_as(other, name)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/where.json"))

@@ -33,7 +33,6 @@ STORED = replace(
 
 
 def node(case: dict[str, Any]) -> core_dumps.CoreDumps:
-    """A node on which all is well, but for what the case changes."""
     changes: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in case.get("change", {}).items()

@@ -15,10 +15,9 @@ from nodeready.runs.deploy.actions import PlanError, RemoveFile, RunCommand, Scr
 from nodeready.subjects.debug_tools import checks
 from nodeready.subjects.debug_tools import facts as probe
 from nodeready.subjects.debug_tools.facts import DebugTools, RankProgram
-from nodeready.subjects.snapshot import Snapshot
-from tests.builders.judging import judge_all
+from tests.builders.judging import actions_of, judge_all
 from tests.builders.verdicts import policy_of
-from tests.cases import cases
+from tests.cases import cases, read_table
 
 DIRECTORIES = "".join(
     f"at=0 0 755 {path}\n" for path in ("/", "/usr/local/bin", "/usr/local", "/usr")
@@ -44,11 +43,6 @@ def parse(text: str, **policy: Any) -> DebugTools:
     return probe.parse({"debug_tools": Output(text, 0)}, Policy(**policy))
 
 
-def plan(step: Any, observed: DebugTools, **policy: Any) -> tuple[Any, ...]:
-    change = step.plan(Snapshot({"debug_tools": observed}), Policy(**policy))
-    return tuple(change.actions) if change else ()
-
-
 @pytest.mark.parametrize("case", cases(__file__, "data/debug_tools.json"))
 def test_judged(case):
     """The packages, and py-spy: of which digest, whose, and in whose directories."""
@@ -63,14 +57,7 @@ def test_judged(case):
     assert [result.status for result in results] == case["statuses"].split()
 
 
-@pytest.mark.parametrize(("text", "status", "actual", "fix"), [
-    (PYTHON, "ok", "python3", ""),
-    ("python=python3 3.6\npython=python3.11 3.11 a70d0d0a\n", "ok", "python3.11", ""),
-    ("have=dnf\npython=python3 3.6\n", "fail", "python3 is 3.6", "or dnf install python3.11"),
-    ("python=python3 ?\n", "fail", "python3 does not run", "install Python 3.9 or newer"),
-    ("python=/tmp/evil 3.11 a70d0d0a\n", "fail", "/tmp/evil is 3.11", "install Python"),
-    ("have=apt-get\n", "fail", "none", "add 'python3' to packages in group_data and deploy"),
-])  # fmt: skip
+@pytest.mark.parametrize(("text", "status", "actual", "fix"), read_table(__file__, "pythons"))
 def test_the_python_that_starts_the_programs(text, status, actual, fix):
     result = judge_all(checks, parse(f"machine=x86_64\n{text}"), Policy())[2]
     assert (result.check, result.status, result.actual) == ("debug_tools.python", status, actual)
@@ -90,7 +77,7 @@ def test_answers_that_make_no_sense(text):
 def test_missing_packages_are_one_script_of_the_preferred_manager():
     assert parse("have=dnf\nhave=zypper\nmachine=x86_64\n").manager == "zypper"
     observed = parse("have=dnf\nmissing=gdb\nmissing=pdsh\n" + GOOD)
-    (script,) = plan(debug_tools.packages, observed, package_lock_wait_s=7)
+    (script,) = actions_of(debug_tools.packages, observed, Policy(package_lock_wait_s=7))
     assert script.argv == ("nr_packages", "apt-get", "7", "gdb", "pdsh")
     assert script.describe() == "install gdb pdsh with apt-get"
     # A package's name stays one word in the shell.
@@ -113,12 +100,11 @@ def test_what_no_deploy_repairs_is_a_persons(text, step, number, actual, fix):
     result = judge_all(checks, observed, Policy())[number]
     assert (result.owner, result.fix) == ("admin", fix)
     assert result.actual.startswith(actual)
-    assert plan(step, observed) == ()
+    assert actions_of(step, observed) == ()
 
 
 @pytest.fixture
 def binary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control machine's py-spy, in a few bytes."""
     monkeypatch.setattr(py_spy_binary, "binary", lambda *names: " ".join(names).encode())
 
 
@@ -126,7 +112,7 @@ def binary(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_py_spy_is_written_whole_with_its_bits():
     for version in (None, "0.4.0", ""):
         observed = DebugTools(machine="aarch64", py_spy=version, mode=0o755)
-        write, note = plan(debug_tools.py_spy, observed)
+        write, note = actions_of(debug_tools.py_spy, observed)
         assert note == NOTE
         assert (write.path, write.mode, write.large) == (probe.PY_SPY, "0755", True)
         assert write.content == b"0.4.3 aarch64"
@@ -140,7 +126,7 @@ def test_py_spy_is_written_whole_with_its_bits():
 def test_what_others_can_change_goes_before_root_s_is_written(changes):
     """A link would lead to where they want, and a file keeps its owner when it is written."""
     tools = DebugTools(**{"machine": "x86_64", "py_spy": "0.4.3", **changes})
-    remove, write, _ = plan(debug_tools.py_spy, tools)
+    remove, write, _ = actions_of(debug_tools.py_spy, tools)
     assert remove == RemoveFile(probe.PY_SPY)
     assert isinstance(write, WriteFile)
     assert write.old is None
@@ -151,15 +137,13 @@ def test_the_binary_is_read_only_where_it_is_to_be_written(monkeypatch):
         raise py_spy_binary.PySpyError("no wheel: put one there")
 
     monkeypatch.setattr(py_spy_binary, "binary", none)
-    assert plan(debug_tools.py_spy, parse(GOOD)) == ()
+    assert actions_of(debug_tools.py_spy, parse(GOOD)) == ()
     # The right program that nobody may run gets only its bits.
     observed = DebugTools(machine="x86_64", py_spy="0.4.3", mode=0o600, sha256=KNOWN)
-    assert plan(debug_tools.py_spy, observed) == (
-        RunCommand(("chmod", "0755", probe.PY_SPY)),
-        NOTE,
-    )
+    chmod = RunCommand(("chmod", "0755", probe.PY_SPY))
+    assert actions_of(debug_tools.py_spy, observed) == (chmod, NOTE)
     with pytest.raises(PlanError, match="no wheel: put one there"):
-        plan(debug_tools.py_spy, DebugTools(machine="x86_64"))
+        actions_of(debug_tools.py_spy, DebugTools(machine="x86_64"))
 
 
 WRITTEN = WriteFile(
@@ -176,12 +160,11 @@ WRITTEN = WriteFile(
     (None, (WRITTEN,)),
     (RankProgram(0, 0o755, OTHER), (replace(WRITTEN, old=b""),)),
     (RankProgram(1000, 0o755, OTHER), (RemoveFile(probe.RUN), WRITTEN)),
-    (RankProgram(0, 0o4700, probe.digest()),
-     (RunCommand(("chmod", "0755", probe.RUN)),)),
+    (RankProgram(0, 0o4700, probe.digest()), (RunCommand(("chmod", "0755", probe.RUN)),)),
     (RankProgram(0, 0o755, probe.digest()), ()),
 ])  # fmt: skip
 def test_the_program_that_starts_a_rank(program, actions):
-    assert plan(debug_tools.run, DebugTools(python="python3", run=program)) == actions
+    assert actions_of(debug_tools.run, DebugTools(python="python3", run=program)) == actions
 
 
 def test_no_program_starts_a_rank_without_python():

@@ -5,29 +5,21 @@ from typing import Any
 
 import pytest
 
+from nodeready.subjects import environment_table as table
 from nodeready.subjects.environment_rules import RankEnvironment, judge
-from nodeready.subjects.environment_table import (
-    JOB,
-    RULES,
-    EnvironmentFacts,
-    HcaPort,
-    NcclFile,
-    NodeInterface,
-    Rendezvous,
-)
+from nodeready.subjects.environment_table import EnvironmentFacts, HcaPort, NodeInterface
 from tests.cases import cases
 
 USUAL = {"MASTER_ADDR": "gpu1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "8"}
 
 
 def facts_of(number: int, case: dict[str, Any], address: str) -> EnvironmentFacts | None:
-    """The facts of a good node, with those of the case instead."""
     name = f"gpu{number}"
     changes = case.get("facts", {}).get(name, {})
     if changes is None:
         return None
     changes = {
-        key: tuple(NcclFile(path, tuple(map(tuple, rows))) for path, rows in value)
+        key: tuple(table.NcclFile(path, tuple(map(tuple, rows))) for path, rows in value)
         if key == "nccl_conf"
         else value
         for key, value in changes.items()
@@ -38,7 +30,10 @@ def facts_of(number: int, case: dict[str, Any], address: str) -> EnvironmentFact
             changes[key] = tuple(kind(*row) for row in rows)
     answer = case.get("rendezvous", {}).get(name, ["10.0.0.1"])
     resolved, error = (answer, "") if isinstance(answer, list) else ((), answer)
-    listener = case.get("listener", {"gpu1": JOB}).get(name, "")
+    listener = case.get("listener", {"gpu1": table.JOB}).get(name, "")
+    rendezvous = table.Rendezvous(
+        address, "29500", tuple(resolved), error, listener, case.get("is_users", False)
+    )
     facts = EnvironmentFacts(
         interfaces=(
             NodeInterface("lo", "unknown", ("127.0.0.1/8",)),
@@ -46,11 +41,7 @@ def facts_of(number: int, case: dict[str, Any], address: str) -> EnvironmentFact
             NodeInterface("eth1", "up", (f"10.1.0.{number}/24",)),
         ),
         hca_ports=(HcaPort("mlx5_0", 1, "active"), HcaPort("mlx5_1", 1, "active")),
-        rendezvous=(
-            Rendezvous(
-                address, "29500", tuple(resolved), error, listener, case.get("is_users", False)
-            ),
-        ),
+        rendezvous=(rendezvous,),
         own_addresses=(f"10.0.0.{number}",),
         gpus=4,
         cpus=32,
@@ -87,4 +78,4 @@ def test_each_environment(case):
 def test_every_rule_has_a_case():
     rows = [row for case in cases(__file__, "wrong_environments.json")
             for row in case.values[0]["findings"]]  # fmt: skip
-    assert {row.split()[1] for row in rows} >= {rule.name for rule in RULES}
+    assert {row.split()[1] for row in rows} >= {rule.name for rule in table.RULES}

@@ -149,11 +149,6 @@ def test_the_node_reads_the_policy_back_as_it_was_declared():
     assert data.keys() == {field.name for field in fields(Policy)} - {"ssh_known_hosts"}
 
 
-def test_what_the_fleet_told_changes_no_file():
-    told = replace(ON, ssh_known_hosts=("n1 ssh-ed25519 AAAA",))
-    assert gate_files.contents(told, bundle.program) == CONTENTS
-
-
 def test_cron_runs_at_least_as_often():
     wanted = {30: "* * * * *", 60: "* * * * *", 300: "*/5 * * * *", 3599: "*/59 * * * *"}
     wanted |= {3600: "7 * * * *", 7200: "7 */2 * * *", 86400: "7 0 * * *"}
@@ -191,20 +186,6 @@ def test_slurm_conf_is_read_as_slurm_reads_it(case):
     conf = parse(*(line.replace("OURS", probe.PROLOG) for line in case["lines"])).slurm_conf
     seen = None if conf is None else [*vars(conf).values()]
     assert json.loads(json.dumps(seen).replace(probe.PROLOG, "OURS")) == case["conf"]
-
-
-def test_the_python_that_can_run_it_is_found():
-    pythons = {
-        "python=python3 3.11 a70d0d0a": ("python3", ""),
-        "python=python3 3.11": ("python3", ""),
-        "python=python3 3.6\npython=python3.9 3.9 610d0d0a": ("python3.9", ""),
-        "python=python3 3.6": ("", "python3 is 3.6"),
-        "python=python3 ?": ("", "python3 does not run"),
-        "python=; rm -rf / 3.11": ("", "; does not run"),
-        "": ("", ""),
-    }
-    observed = {text: parse(text) for text in pythons}
-    assert {text: (gate.python, gate.old) for text, gate in observed.items()} == pythons
 
 
 def test_nothing_but_our_own_files_is_taken_from_an_answer():

@@ -15,7 +15,8 @@ from nodeready.subjects.gpus import kernel_log, xids
 from nodeready.subjects.gpus.checks import kernel_faults
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault, PciGpu, Tool
 from tests.builders.sections import NONCE, run_on
-from tests.cases import cases
+from tests.builders.verdicts import assert_says
+from tests.cases import cases, read_table
 
 POLICY = Policy()
 BOOT = "[    0.000000] Linux version 6.8\n"
@@ -49,12 +50,10 @@ def scanner(root: Path, awk: str = "") -> Scan:
 
 
 def at_99_s(*lines: str) -> str:
-    """A log with these lines, all in one moment."""
     return BOOT + "".join(f"[   99.000001] {line}\n" for line in lines)
 
 
 def rows(name: str) -> tuple[tuple[str, str, str], ...]:
-    """The table's rows: verdict, source, lines."""
     text = (DATA / name).read_text(encoding="utf-8")
     cells = (line.split(" | ", 2) for line in text.splitlines() if not line.startswith("#"))
     return tuple((row[0], row[1], row[2].replace("\\n", "\n")) for row in cells)
@@ -113,21 +112,11 @@ def test_each_line_without_a_device_gets_its_verdict(scan):
 def test_a_port_tells_the_error_of_the_device_behind_it(scan):
     line = "pcieport 0000:3a:00.0: DPC: containment event, status:0x1f07 source:0x3b00"
     result = kernel_faults(node(scan(at_99_s(line)), ["0000:3b:00.0"]), POLICY)
-    assert (result.status, "gpu 0 (0000:3b:00.0)" in result.actual) == ("fail", True)
+    assert_says(result, "fail: gpu 0 (0000:3b:00.0)")
 
 
 def test_the_fix_is_that_of_the_fault(scan):
-    device = "amdgpu 0000:05:00.0"
-    for line, words, action in (
-        ("NVRM: API mismatch: the client has the version 570.133.20, but", "load the driver's",
-         ("reload_driver", "reboot")),
-        (f"{device}: PCIe Bus Error: severity=Uncorrectable (Fatal), x", "amd-smi reset",
-         "reset_gpu"),
-        ("NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!",
-         "reboot", "reboot"),
-        ("NVRM: BAR1 is 0M @ 0x0 (PCI:0000:05:00.0)", "Above 4G Decoding", ("configure",)),
-        (f"{device}: amdgpu: RAS records:300 exceed threshold:256", "open a case", "replace"),
-    ):  # fmt: skip
+    for line, words, action in read_table(__file__, "fixes"):
         observed = node(scan(at_99_s(line)), ["0000:05:00.0"])
         # The tool need not show the device, nor the line its first function.
         moved = [replace(fault, pci_address="0000:05:00.1") for fault in observed.kernel_faults]
@@ -170,7 +159,6 @@ LINKED = {48, 62, 74, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 171,
 
 
 def codes(text: str) -> list[int]:
-    """The numbers in ``8,11-14``."""
     ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
     return [code for pair in ends for code in range(pair[0], pair[-1] + 1)]
 
@@ -179,7 +167,6 @@ CODES = [(code, wanted) for wanted, text in XIDS.items() for code in codes(text)
 
 
 def after(code: int, recovery: str | None, named: bool, driver: str | None = "575.57.08") -> str:
-    """The verdict on a node whose log has this Xid."""
     fault = KernelFault("xid", code, "0000:5e:00.0", "", xids.action_of(code, "text"))
     gpu = Gpu(3, "nvidia", "0000:5e:00.0", recovery=recovery, recovery_named=named)
     return kernel_faults(replace(gpus(fault), nvidia=(gpu,), driver=driver), POLICY).status
@@ -197,14 +184,7 @@ def test_every_code_of_the_catalog():
     assert len(CODES) == len({code for code, _ in CODES}) > 100
 
 
-@pytest.mark.parametrize(("code", "driver", "wanted"), [
-    (109, "565.57.01", "fail"),
-    (109, "570.86.15", "warn"),
-    (143, "570.86.15", "fail"),
-    (143, "575.51.03", "warn"),
-    (95, "550.54.15", "fail"),
-    (95, "", "warn"),
-])  # fmt: skip
+@pytest.mark.parametrize(("code", "driver", "wanted"), read_table(__file__, "linked_codes"))
 def test_a_driver_answers_only_for_the_codes_that_it_links(code, driver, wanted):
     assert after(code, "none", True, driver) == wanted
 
@@ -350,12 +330,6 @@ def test_a_log_that_begins_again_and_again_is_read_once():
     text = "scan=journal\n" * 80_000 + "scan=dmesg\nstatus=0\nlines=1\nbegins=0\nend=dmesg\n"
     faults, tool = kernel_log.parse(Output(text, 0))
     assert (faults, tool.state, tool.detail) == ((), "ok", "dmesg")
-
-
-def test_the_table_has_an_action_and_a_source_for_each_code():
-    assert {xid.action for xid in xids.XIDS.values()} == set(xids.ACTIONS)
-    assert all(xid.code == code for code, xid in xids.XIDS.items())
-    assert xids.lookup(77777).action == "MONITOR"
 
 
 def gpus(*faults: KernelFault, log: Any = ("ok", "dmesg"), recovery: str | None = None) -> Gpus:

@@ -29,9 +29,7 @@ def test_what_the_bus_shows():
     "/sys/bus/pci/devices/0000:1b:00.0/vendor:0x10de\n",
     "/sys/bus/pci/devices/0000:1b:00.0/class:0x030200\n",
     BUS.replace("0x030200", "?"),
-    "/proc/driver/nvidia/version:" + "9." * 50000 + "\n",
-    "\x1b[31m\udcff\x00:1:\n" + "crw" * 20000,
-    "c" + "rwx" * 3 + " 1 0 0 " + "1 " * 30000 + "/dev/x y\n",
+    "\x1b[31m\udcff\x00:1:\n",
 ])  # fmt: skip
 def test_nonsense_on_the_bus_is_no_gpu(text):
     assert pci_bus.parse_pci(text).pci == ()

@@ -12,7 +12,7 @@ from nodeready.core.policy import Policy
 from nodeready.subjects.host import mounts
 from tests.builders.host import TRACKING, clock, judged, node, wrong
 from tests.builders.sections import run_on
-from tests.cases import cases
+from tests.cases import cases, read_table
 
 NTPQ = 'associd=0 status=0615 {},\nversion="ntpd 4.2.8", leap=00, stratum={}, refid={}, offset={}'
 
@@ -65,40 +65,24 @@ def sched(waiting_s: int, pid: int = 42) -> str:
 STUCK = line(42, "python3 (D) x", "D")
 
 
-@pytest.mark.parametrize(("printed", "status", "actual"), [
-    (looked(""), "ok", "none"),
-    (looked(STUCK, STUCK, "/proc/42/wchan:rpc_wait_bit_killable\n" + sched(75)), "fail",
-     "python3 (D) x (pid 42) in rpc_wait_bit_killable for 75 s"),
-    (looked(STUCK, STUCK, sched(2)), "warn", "python3 (D) x (pid 42) for 2 s"),
-    # A busy machine's own wait, for memory or a disk.
-    (looked(STUCK, STUCK, sched(1)), "ok", "none"),
-    (looked(STUCK, STUCK, "/proc/42/wchan:0\n"), "warn", "python3 (D) x (pid 42)"),
-    # Of the CPU on which it ran last no clock is known.
-    (looked(STUCK, STUCK, sched(75).replace("clock_3", "clock_1")), "warn",
-     "python3 (D) x (pid 42)"),
-    (looked(STUCK, line(42, "python3 (D) x", "D", cpu=6), sched(0)), "ok", "none"),
-    (looked(STUCK, line(42, "python3 (D) x", "Z")), "ok", "none"),
-    (looked(STUCK, STUCK, "/proc/42/wchan:__refrigerator\n" + sched(5000)), "warn",
-     "python3 (D) x (pid 42) frozen by its cgroup for 5000 s"),
-    # A look of ours at a dead mount, left behind by an earlier run.
-    (looked(STUCK, STUCK, "ours=42\n" + sched(5000)), "ok", "none"),
-    (looked(STUCK, STUCK)[:-len("processes=end\n")], "unknown", None),
-    ("", "unknown", None),
-    (looked("1 (x\n2 (x) D\n3 (x) D 1 2 3\n", "(" * 90000 + "\n"), "ok", "none"),
-])  # fmt: skip
-def test_processes_that_no_signal_ends(printed, status, actual):
-    result = judged(node(processes=printed))["stuck"]
-    assert result.status == status
-    assert actual in (None, result.actual)
+#: What stat shows of process 42, by the names of the cases.
+LINES = {
+    "STUCK": STUCK, "MOVED": line(42, "python3 (D) x", "D", cpu=6),
+    "ZOMBIE": line(42, "python3 (D) x", "Z"), "LONG": "(" * 90000 + "\n",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("wchan", "words"), [
-    ("kernel_clone", "waits for its own child (vfork)"),
-    ("_do_fork", "waits for its own child (vfork)"),
-    ("request_wait_answer", "waits for a program that serves files (FUSE)"),
-    ("handle_userfault", "waits for its own page faults (userfaultfd)"),
-    ("coredump_wait", "waits for its core to be written"),
-])  # fmt: skip
+@pytest.mark.parametrize("case", cases(__file__, "data/host/stuck.json"))
+def test_processes_that_no_signal_ends(case):
+    first, again = (LINES.get(case[name], case[name]) for name in ("first", "again"))
+    waited = "" if case["waited_s"] is None else sched(case["waited_s"])
+    printed = looked(first, again, case["after"] + waited)
+    result = judged(node(processes=printed.replace(*case.get("replace", ("", "")))))["stuck"]
+    assert result.status == case["status"]
+    assert case["actual"] in (None, result.actual)
+
+
+@pytest.mark.parametrize(("wchan", "words"), read_table(__file__, "waits_of_any_user"))
 def test_what_any_user_can_do_on_a_healthy_node_is_a_warning(wchan, words):
     for uid in (0, 4001):
         result = judged(node(processes=owned(uid, wchan)))["stuck"]

@@ -16,10 +16,9 @@ from nodeready.runs.deploy.actions import PlanError, RemoveFile, RunCommand, Wri
 from nodeready.subjects.iommu import checks
 from nodeready.subjects.iommu import facts as probe
 from nodeready.subjects.iommu.facts import Entry, Iommu
-from nodeready.subjects.snapshot import Snapshot
-from tests.builders.judging import by_id, judge_all
+from tests.builders.judging import actions_of, by_id, judge_all
 from tests.builders.sections import exact
-from tests.cases import cases
+from tests.cases import as_tuples, cases
 
 DATA = "data/iommu.json"
 
@@ -147,9 +146,8 @@ def result(observed: Iommu, check: str, **policy: Any) -> Result:
     return by_id(checks, observed, Policy(**policy))[check]
 
 
-def plan(observed: Iommu, files: dict[str, bytes] | None = None) -> tuple[Any, ...]:
-    change = step.plan(Snapshot({"iommu": observed}, files or {}), Policy())
-    return tuple(change.actions) if change else ()
+def plan(observed: Iommu, files: dict[str, bytes] | None = None) -> Any:
+    return actions_of(step, observed, files=files)
 
 
 def test_ubuntu_with_a_contradicting_argument_in_a_later_file():
@@ -226,51 +224,26 @@ SHELL = drop_in("99-x.cfg", "GRUB_CMDLINE_LINUX=$(cat /etc/args)")
 OURS = drop_in("zz-nodeready.cfg", "nodeready_args=iommu=pt", 4)
 LAST = drop_in("zz-nodeready.cfg", "GRUB_CMDLINE_LINUX=$nodeready_kept", 40)
 WRONG = (Entry("/boot/grub/grub.cfg:5", ("ro",)),)
-GENERATED = {"boot": WRONG, "config": (OURS, LAST), "own_line": OURS}
+#: Lines of GRUB's configuration by the names of the cases.
+LINES = {"GOOD": good().config[0], "SOFT": SOFT, "SHELL": SHELL, "OURS": OURS, "LAST": LAST}
 
 
-@pytest.mark.parametrize(("observed", "args", "live", "actions"), [
-    (good(), "ok", "ok", 0),
-    (good(live=("ro",)), "ok", "warn", 0),
-    (good(live=("ro",), boot=WRONG), "fail", "warn", 2),
-    (good(boot=(Entry("/boot/grub/grub.cfg:9", ("ro",), "10_linux"),)), "fail", "ok", 2),
-    # Right today, wrong with the next kernel update.
-    (good(config=(*good().config, SOFT)), "fail", "ok", 2),
-    (good(config=(*good().config, SHELL)), "fail", "ok", 2),
-    # Ours is read last, whatever stands before it.
-    (good(config=(SOFT, OURS, LAST), own_line=OURS), "ok", "ok", 0),
-    (good(config=(OURS, LAST, SOFT), own_line=OURS), "fail", "ok", 2),
-    # Ours is there, but GRUB's own file was not made from it yet.
-    (good(**GENERATED), "fail", "ok", 2),
-    # ... and was, in vain: nothing that we would do again.
-    (good(**GENERATED, generated=True), "fail", "ok", 0),
-    # Another distribution, no boot loader, no tool: a person.
-    (good(boot=WRONG, family="", live=()), "fail", "warn", 0),
-    (good(boot=WRONG, tools=(), live=()), "fail", "warn", 0),
-    (good(boot=(), live=()), "fail", "warn", 0),
-    # Booted over the network with the right arguments.
-    (good(boot=(), config=()), "ok", "ok", 0),
-    (good(unreadable=("/boot/grub/grub.cfg",)), "unknown", "ok", 0),
-])  # fmt: skip
-def test_judged_and_planned(observed, args, live, actions):
-    verdicts = result(observed, "iommu.args"), result(observed, "iommu.live")
-    assert [verdict.status for verdict in verdicts] == [args, live]
-    assert len(plan(observed)) == actions
-
-
-@pytest.mark.parametrize(("changes", "actual", "fix"), [
-    ({"boot": (Entry("/boot/grub/grub.cfg:90", ("ro",), "40_custom"),)},
-     "in the entry of /etc/grub.d/40_custom",
-     "look in /etc/grub.d for what writes /boot/grub/grub.cfg:90"),
-    # GRUB's tools change nothing where systemd-boot boots.
-    ({"boot": (Entry("/boot/loader/entries/abc.conf:4", ("ro",)),)},
-     "no supported boot loader", "set iommu=pt on the kernel's command line by hand"),
-])  # fmt: skip
-def test_what_no_tool_repairs_is_a_persons(changes, actual, fix):
-    verdict = result(good(**changes), "iommu.args")
-    assert (verdict.status, verdict.fixable) == ("fail", False)
-    assert actual in verdict.actual
-    assert verdict.fix.startswith(fix)
+@pytest.mark.parametrize("case", cases(__file__, DATA, "judged"))
+def test_judged_and_planned(case):
+    changes = as_tuples(case["change"])
+    if "boot" in changes:
+        changes["boot"] = tuple(Entry(*row) for row in changes["boot"])
+    if "config" in changes:
+        changes["config"] = tuple(LINES[name] for name in changes["config"])
+    if "own_line" in changes:
+        changes["own_line"] = LINES[changes["own_line"]]
+    observed = good(**changes)
+    verdict = result(observed, "iommu.args")
+    assert (verdict.status, result(observed, "iommu.live").status) == (case["args"], case["live"])
+    assert len(plan(observed)) == case["actions"]
+    assert case.get("actual", "") in verdict.actual
+    assert verdict.fix.startswith(case.get("fix", ""))
+    assert not (verdict.fixable and "fix" in case)
 
 
 def test_the_running_kernel_waits_for_a_reboot():

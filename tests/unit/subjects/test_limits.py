@@ -55,7 +55,6 @@ def node(
 
 
 def plan(step: Any, observed: Limits, policy: Policy = POLICY, **files: bytes) -> StepChange:
-    """What the step changes, where our file has this content."""
     ours = {OURS: files["ours"]} if files.get("ours") else {}
     change: StepChange | None = step.plan(Snapshot({"limits": observed}, ours), policy)
     assert change is not None

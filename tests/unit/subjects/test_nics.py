@@ -110,11 +110,6 @@ def test_a_node_without_network():
     assert nics.learned(observed) == {}
 
 
-def test_the_empty_bond_of_the_module_is_nobodys():
-    empty = {"bonding/mode": "balance-rr 0", "bonding/mii_status": "down", "bonding/slaves": ""}
-    assert wrong(node({"bond0": {**BASES["BOND"], **empty, "carrier": 0}})) == {}
-
-
 def test_a_port_of_a_container_counts_before_its_wire():
     interfaces = {"eth0": UP, "net1": PORT, "tunl0": UP}
     routes = ("10.244.0.0/24 eth0", "10.9.0.0/16 net1")
@@ -135,7 +130,6 @@ def test_a_containers_wire_counts_when_the_default_route_leads_through_it():
 
 
 def earlier(seconds: float, counters: dict[str, int]) -> FleetFacts:
-    """The counters of an earlier look."""
     return FleetFacts(counters={"nics": Counters(seconds, counters)})
 
 

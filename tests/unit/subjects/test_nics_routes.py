@@ -10,7 +10,7 @@ from nodeready.core.result import ALONE, FleetFacts
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.nics import nic
 from tests.builders.nics import BASES, PORT, UP, gpu_node, node, proc, route, text, wrong
-from tests.cases import cases
+from tests.cases import cases, read_table
 
 PEERS = ("10.1.0.7", "10.1.0.8", "10.1.0.9", "10.9.0.8", "172.30.0.1", "gpu01", "127.0.0.1",
          "fe80::1")  # fmt: skip
@@ -61,14 +61,7 @@ def test_counting_by_slices_is_the_same_as_address_by_address():
     assert nic.count_reached(observed.routes, addresses) == expected
 
 
-@pytest.mark.parametrize(("changed", "peers", "name"), [
-    ({}, (), "bond0"),
-    ({}, ("10.9.0.8", "10.9.0.9", "10.1.0.8"), "ib0"),
-    ({"ib0": {"carrier": 0}}, ("10.9.0.8", "10.9.0.9", "10.1.0.8"), "bond0"),
-    ({}, ("172.17.0.2",), "bond0"),
-    ({"bond0": {"carrier": 0}}, ("10.1.0.8",), None),
-    ({"bond0": {"carrier": 0}}, (), "ib0"),
-])  # fmt: skip
+@pytest.mark.parametrize(("changed", "peers", "name"), read_table(__file__, "interfaces_for_nccl"))
 def test_the_interface_for_nccl(changed, peers, name):
     observed, fleet = gpu_node(changed), FleetFacts(addresses=peers)
     chosen, reason = nics.socket_interface(observed, fleet)

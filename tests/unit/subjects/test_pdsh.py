@@ -21,6 +21,8 @@ from tests.builders import sections
 from tests.builders.judging import by_id, judge_all
 from tests.builders.printed import grep_lines
 from tests.builders.sections import NONCE, exact
+from tests.builders.verdicts import assert_says
+from tests.cases import read_table
 
 POLICY = Policy()
 BEGIN, END = own_files.BEGIN.decode(), own_files.END.decode()
@@ -33,7 +35,6 @@ judged = partial(by_id, checks)
 
 
 def node(text: str, users: str = "", policy: Policy = POLICY) -> Pdsh:
-    """The observation of a node whose probe printed this."""
     outputs = {"pdsh": Output(text, 0, nonce=NONCE), "pdshrc": Output(users, 0, nonce=NONCE)}
     observed: Pdsh = pdsh.parse(outputs, policy)
     return observed
@@ -70,59 +71,27 @@ def test_pdsh_that_is_missing():
     assert steps.rcmd.fixes == ("pdsh.rcmd",)
 
 
-#: stat of the module, of a directory above it, and of pdsh's program -> a word of the result; "":
-#: pdsh loads the module (src/pdsh/mod.c; tried with 2.34)
-MODULES = {
-    ("81a4 0", "41ed 0", "81ed 0"): "",
-    ("81a4 2000", "41ed 0", "81ed 0"): "sshcmd.so belongs to uid 2000",
-    ("81b6 0", "41ed 0", "81ed 0"): "sshcmd.so has mode 666",
-    ("81b4 0", "41fd 0", "81ed 0"): "",  # A group may write.
-    ("81a4 0", "41ed 2000", "81ed 0"): "/usr/lib/pdsh belongs to uid 2000",
-    ("81a4 0", "41ff 0", "81ed 0"): "/usr/lib/pdsh has mode 777",
-    ("81a4 0", "43ff 0", "81ed 0"): "",  # Sticky.
-    ("83b6 0", "41ed 0", "81ed 0"): "sshcmd.so has mode 1666",
-    ("81a4 2000", "41ed 2000", "81ed 2000"): "",
-}
-
-
-@pytest.mark.parametrize("modes", MODULES)
-def test_pdsh_loads_no_module_that_others_could_have_changed(modes):
+@pytest.mark.parametrize(("modes", "words"), read_table(__file__, "modules"))
+def test_pdsh_loads_no_module_that_others_could_have_changed(modes, words):
+    """modes: of the module, of a directory above it, and of pdsh's program (src/pdsh/mod.c; tried
+    with 2.34); words: why pdsh does not load the module.
+    """
     paths = ("/usr/lib/pdsh/sshcmd.so", "/usr/lib/pdsh", "/usr/bin/pdsh.bin")
     rows = "".join(f"at={mode} 0 5000 {path}\n" for mode, path in zip(modes, paths, strict=True))
     observed = replace(
         node(MODULE + default("ssh")), access=parse_access({"access": Output(rows, 0)})
     )
     result = judged(observed)["pdsh.installed"]
-    assert (result.status, MODULES[modes] in result.actual) == (
-        "fail" if MODULES[modes] else "ok", True
-    )  # fmt: skip
+    assert_says(result, f"fail: {words}" if words else "ok")
 
 
 def test_what_pam_env_takes_from_etc_environment():
-    values = {
-        "": None,
-        "PATH=/bin\nPDSH_RCMD_TYPE=ssh": "ssh",
-        "  export PDSH_RCMD_TYPE='ssh' # why": "ssh' ",
-        'PDSH_RCMD_TYPE="ssh"\n': "ssh",
-        "PDSH_RCMD_TYPE=ssh#x\n": "ssh",
-        "PDSH_RCMD_TYPE=ssh\r\n": "ssh\r",
-        "#PDSH_RCMD_TYPE=ssh\nXPDSH_RCMD_TYPE=ssh\n": None,
-        "PDSH_RCMD_TYPE=ssh\nPDSH_RCMD_TYPE=rsh\n": "rsh",
-    }
+    values = read_table(__file__, "etc_environment")
     assert {text: pdsh.in_environment(text.encode())[0] for text in values} == values
 
 
 def test_what_a_shell_line_assigns():
-    values = {
-        "export PDSH_RCMD_TYPE=ssh": "ssh",
-        "PDSH_RCMD_TYPE='rsh'; export PDSH_RCMD_TYPE": "rsh",
-        '[ -x /a ] && export PDSH_RCMD_TYPE="exec"': "exec",
-        "setenv PDSH_RCMD_TYPE mrsh": "mrsh",
-        "unset PDSH_RCMD_TYPE": "",
-        "export PDSH_RCMD_TYPE=ssh; unset -v PDSH_RCMD_TYPE": "",
-        "export PDSH_RCMD_TYPE": None,
-        'echo "$PDSH_RCMD_TYPE" MY_PDSH_RCMD_TYPE=rsh': None,
-    }
+    values = read_table(__file__, "shell_lines")
     assert {text: checks.assigned(Line("/x", 1, text)) for text in values} == values
 
 
@@ -236,7 +205,6 @@ def test_homes_that_hang_or_are_no_paths_cost_only_their_checks():
 
 
 def write_pdshrc(observed: Pdsh, policy: Policy = USERS) -> tuple[WriteFile, str]:
-    """What the step writes into a home, and what is shown of that."""
     change: Any = steps.pdshrc.plan(Snapshot({"pdsh": observed}), policy)
     (write,) = change.actions
     assert isinstance(write, WriteFile)

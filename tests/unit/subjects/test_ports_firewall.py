@@ -28,7 +28,6 @@ def awk() -> list[str]:
 
 
 def printed(listing: str, tool: str, awk: list[str]) -> str:
-    """What the probe prints of this listing."""
     variables = [("mark", "@n"), ("first", 29500), ("last", 29510)]
     options = [word for name, value in variables for word in ("-v", f"{name}={value}")]
     text = f"@n list {tool}\n{listing}\n\n@n status 0\n"

@@ -12,33 +12,11 @@ from nodeready.core.settings import Waiver
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import debugging, facts
 from nodeready.subjects.proof import session as session_checks
-from nodeready.subjects.proof.facts import (
-    NO_START,
-    OTHER_ITEMS,
-    SHM,
-    Attach,
-    Control,
-    CoreDirectory,
-    DebuggerAttempt,
-    DeviceNode,
-    Guards,
-    JobDirectory,
-    Limit,
-    LimitsLine,
-    Logins,
-    PamLine,
-    Proved,
-    ProvedCore,
-    Resources,
-    Service,
-    SessionLimits,
-    Tracers,
-    User,
-)
+from nodeready.subjects.proof.facts import Attach, DebuggerAttempt, Limit, Proved, Service, User
 from tests.builders.judging import by_name
 from tests.builders.proof import AS_ROOT, GOOD, LIMITS, NO_GUARDS, SPY, WELL, judged
 from tests.builders.verdicts import assert_verdict, policy_of
-from tests.cases import cases
+from tests.cases import cases, read_table
 
 TOOLS = ("attach", "attach_nonblocking", "attach_native", "gdb", "strace")
 
@@ -49,7 +27,7 @@ def limit(value: int | list[int]) -> Limit:
     return Limit(soft, hard)
 
 
-def limits(good: SessionLimits, changes: dict[str, Any]) -> SessionLimits:
+def limits(good: facts.SessionLimits, changes: dict[str, Any]) -> facts.SessionLimits:
     """The limits of a session; `before`, "same": PAM gave what the session has."""
     values = {
         name: limit(changes[name]) for name in changes if name in ("core", "nofile", "memlock")
@@ -60,7 +38,7 @@ def limits(good: SessionLimits, changes: dict[str, Any]) -> SessionLimits:
         before = (changed.core, changed.memlock, changed.nofile)
     elif "before" in changes:
         before = tuple(map(limit, before))
-    others = tuple(changes.get("others", {}).get(item, -1) for item in OTHER_ITEMS)
+    others = tuple(changes.get("others", {}).get(item, -1) for item in facts.OTHER_ITEMS)
     ceiling = tuple(changes.get("ceiling", good.ceiling))
     ulimits = tuple(changes.get("ulimits", ()))
     return replace(changed, before=before, ceiling=ceiling, further=others, ulimits=ulimits)
@@ -72,7 +50,9 @@ def service(good: Service, lines: list[str] | None) -> Service:
         return replace(good, is_complete=False, lines=())
     path = good.path or f"/etc/pam.d/{good.name}"
     parts = [f"{line} ".split(" ", 2) for line in lines]
-    pam_lines = [PamLine(name, words.strip(), f"{path}:{number}") for number, name, words in parts]
+    pam_lines = [
+        facts.PamLine(name, words.strip(), f"{path}:{number}") for number, name, words in parts
+    ]
     return replace(good, path=path, lines=tuple(pam_lines))
 
 
@@ -84,7 +64,7 @@ SERVICES = (
     service(Service("su", "/etc/pam.d/su", True, ()), ["52 limits"]),
     Service("slurm", "", True, ()),
 )
-LOGINS = Logins(
+LOGINS = facts.Logins(
     SERVICES, use_pam=True, nologin="", notice="", shutdown=False,
     sshd=(*PLAIN[:2], Limit(1024, 524288)), slurmd=(), lines=(),
     domains=("ml", ":2000", "@:2000", "@ml", "@:3000", "@gpu"),
@@ -101,20 +81,19 @@ WAYS = {
 }
 
 
-def way(value: str | dict[str, Any], good: SessionLimits) -> facts.SessionProof | Unknown:
-    """A session with these limits, or why there is none."""
+def way(value: str | dict[str, Any], good: facts.SessionLimits) -> facts.SessionProof | Unknown:
     if isinstance(value, str):
         return WAYS.get(value) or facts.SessionProof(value)
     return facts.SessionProof("", limits=limits(good, value))
 
 
-def logins(case: dict[str, Any]) -> Logins | None:
+def logins(case: dict[str, Any]) -> facts.Logins | None:
     changes = case.get("logins", {})
     if changes is None:
         return None
     rows = {key: tuple(map(limit, changes[key])) for key in ("sshd", "slurmd") if key in changes}
     text = case.get("own", case.get("line"))
-    lines = (LimitsLine("/etc/security/limits.d/x.conf", 3, text),) if text else ()
+    lines = (facts.LimitsLine("/etc/security/limits.d/x.conf", 3, text),) if text else ()
     pam = case.get("pam", {})
     services = tuple(service(s, pam[s.name]) if s.name in pam else s for s in SERVICES)
     return replace(LOGINS, **{**changes, **rows}, lines=lines, services=services)
@@ -151,11 +130,10 @@ def proved(case: dict[str, Any]) -> Proved:
 
 
 def attempt(value: Any) -> DebuggerAttempt | None:
-    """What a debugger's attempt gave."""
     if isinstance(value, dict):
         return (
             DebuggerAttempt(SPY, **value)
-            if value.get("rc") == NO_START
+            if value.get("rc") == facts.NO_START
             else replace(GOOD, **value)
         )
     refused = replace(GOOD, good=False, rc=1, complaint="Error: Permission Denied", refused=True)
@@ -173,7 +151,7 @@ def attached(case: dict[str, Any]) -> Proved:
         user=User("ml", case.get("uid", 2000), True, ""),
         attach=Attach(guards, "", tried, tried, tried),
         tracers=replace(WELL.tracers, guards=guards, gdb=tried, strace=tried),
-        control=Control(root_guards, "", root) if root else None,
+        control=facts.Control(root_guards, "", root) if root else None,
     )
 
 
@@ -222,7 +200,7 @@ def test_without_a_session_or_a_canary_no_tool_is_judged():
 
 def test_a_waived_core_does_not_hide_its_limit():
     zero = replace(SU, core=Limit(0, -1), before=(Limit(0, -1), *PLAIN[1:]))
-    core = ProvedCore("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
+    core = facts.ProvedCore("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
     by_ssh = facts.SessionProof("", limits=replace(zero, opener="ssh"))
     observed = replace(SESSIONS, limits=zero, ssh=by_ssh, core=core)
     assert debugging.core(observed, Policy()).status == "fail"
@@ -240,7 +218,7 @@ def test_a_gdb_that_only_one_way_in_breaks_is_told_of_that_way():
     broken = replace(
         GOOD, good=False, rc=127, complaint="gdb: error while loading shared libraries"
     )
-    way = facts.SessionProof("", tracers=Tracers(NO_GUARDS, "", broken, GOOD))
+    way = facts.SessionProof("", tracers=facts.Tracers(NO_GUARDS, "", broken, GOOD))
     for name, words in (("ssh", "by ssh"), ("shell", "by a shell as sshd starts it")):
         observed = replace(SESSIONS, **{"ssh": facts.SessionProof("no key"), name: way})
         result = debugging.gdb(observed, Policy())
@@ -252,7 +230,7 @@ def test_what_ssh_alone_refuses_is_told_of_ssh():
     refused = DebuggerAttempt(SPY, rc=1, complaint="Permission denied", refused=True)
     by_ssh = facts.SessionProof(
         "",
-        attach=Attach(Guards(None, None, False, True), "", refused, None, None),
+        attach=Attach(facts.Guards(None, None, False, True), "", refused, None, None),
     )
     result = debugging.attach(replace(SESSIONS, ssh=by_ssh), Policy())
     assert result.status == "fail"
@@ -262,12 +240,14 @@ def test_what_ssh_alone_refuses_is_told_of_ssh():
 
 
 def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
-    whole = ProvedCore(
+    whole = facts.ProvedCore(
         "/var/crash/core.%e.%p.%h.%t", dumped=True, path="/var/crash/c", size_bytes=9,
         whole_bytes=9, gdb="/usr/bin/gdb", frames=3,
     )  # fmt: skip
     policy = Policy(core_pattern=whole.pattern)
-    lost = replace(whole, dumped=False, path="", directory=CoreDirectory("/var/crash", "No such"))
+    lost = replace(
+        whole, dumped=False, path="", directory=facts.CoreDirectory("/var/crash", "No such")
+    )
     assert debugging.core(replace(SESSIONS, core=whole), policy).status == "ok"
     by_ssh = facts.SessionProof("", core=lost)
     result = debugging.core(replace(SESSIONS, core=whole, ssh=by_ssh), policy)
@@ -281,27 +261,21 @@ def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
 @pytest.mark.parametrize("case", cases(__file__, "data/resources.json"))
 def test_what_a_job_uses_can_be_used(case):
     """open(2), mmap(2), mount(8) noexec."""
-    paths = ("/tmp", SHM, "/home/ml")
+    paths = ("/tmp", facts.SHM, "/home/ml")
     errors, exec_errors = case.get("errors", {}), case.get("exec_errors", {})
     places = [
-        JobDirectory(path, errors.get(path, ""), exec_errors.get(path, ""), 4 << 30)
+        facts.JobDirectory(path, errors.get(path, ""), exec_errors.get(path, ""), 4 << 30)
         for path in paths
     ]
-    devices = [DeviceNode(*row) for row in case.get("devices", [])]
-    observed = Resources(tuple(places), tuple(devices), "/home/ml", case.get("memory_bytes"))
+    devices = [facts.DeviceNode(*row) for row in case.get("devices", [])]
+    observed = facts.Resources(tuple(places), tuple(devices), "/home/ml", case.get("memory_bytes"))
     policy = Policy(shm_min_mb=case.get("shm_min_mb", 0))
     result = session_checks.resources(replace(SESSIONS, resources=observed), policy)
     assert (result.status, case["words"] in result.actual) == (case["status"], True), result
     assert case.get("fix", "") in result.fix
 
 
-@pytest.mark.parametrize(("files", "memory_mb"), [
-    ({}, 6144),
-    ({"proc/meminfo": "MemTotal: 9 kB\n"}, None),
-    ({"a.slice/memory.max": "max\n", "a.slice/b.scope/memory.max": "2147483648\n"}, 2048),
-    ({"a.slice/memory.max": "1073741824\n", "c.scope/memory.max": "1\n"}, 1024),
-    ({"proc/self/cgroup": "4:memory:/a.slice\n0::/\n", "a.slice/memory.max": "1\n"}, 6144),
-])  # fmt: skip
+@pytest.mark.parametrize(("files", "memory_mb"), read_table(__file__, "memory_of_a_job"))
 def test_what_shared_memory_can_grow_by(tmp_path, files, memory_mb):
     """proc(5), cgroups(7), cgroup-v2.rst."""
     usual = {

@@ -22,18 +22,11 @@ from nodeready.core.base import Unknown
 from nodeready.core.policy import Policy
 from nodeready.runs.ready.run import WantedProofs
 from nodeready.subjects.proof import checks, facts
-from nodeready.subjects.proof.active import ACTIVE_CHECKS, with_medians
-from nodeready.subjects.proof.facts import (
-    Bandwidth,
-    CopyRate,
-    Diagnostic,
-    DiagnosticFinding,
-    ProofConfig,
-    Proved,
-    User,
-)
+from nodeready.subjects.proof.active import ACTIVE_CHECKS, NETWORK_CHECKS, with_medians
+from nodeready.subjects.proof.facts import Bandwidth, CopyRate, Diagnostic, Proved, User
 from nodeready.subjects.registry import SUBJECTS, SelectionError, select
 from tests.builders.judging import by_name
+from tests.cases import read_table
 from tests.paths import ROOT
 
 DATA = Path(__file__).parent / "data" / "active"
@@ -55,16 +48,7 @@ def judged(name: str, observed: Any) -> str:
 # --- What dcgmi prints.
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    # Two settings: a test of configuration, and a warning without a reason.
-    ("dcgm-2-fail.json", "warn: Persistence Mode: no reason given; Environment Variables: no "
-                         "reason given"),
-    ("dcgm-3-level-3.json", "ok: 4 tests passed; skipped: EUD Test"),
-    ("dcgm-3-nulls.json", "ok: 3 tests passed"),
-    ("dcgm-4-gb10.json", "warn: software on GPU 0: Persistence Mode: Persistence mode for GPU 0 "
-                         "is disabled. Enable persistence mode by running \"nvidia-smi -i <gpuId> "
-                         "-pm 1 \" as root."),
-])  # fmt: skip
+@pytest.mark.parametrize(("name", "expected"), read_table(__file__, "dcgm"))
 def test_each_form_of_dcgms_json(name, expected):
     assert judged("diagnostic", active.read_diagnostic(recorded(name), 1)) == expected
 
@@ -176,14 +160,6 @@ def test_the_errors_of_each_link():
     )
 
 
-@pytest.mark.parametrize("text", [
-    "", "Running x.\n" * 1000, "\n".join([f"Running {TO_GPU}.", "0 " + "9" * 5000 + ".0"]),
-    f"Running {TO_GPU}.\nCPU(row)\n" + " 0 " + " 1.0" * 5000, "(row)\n0 1.0", "\0\x1b[31m",
-])  # fmt: skip
-def test_hostile_text_gives_few_rates(text):
-    assert len(list(active.read_rates(text, {0: "a", 1: "b"}))) <= 2
-
-
 def of(*gbps: float, test: str = TO_GPU, model: str = H100) -> Proved:
     found = [CopyRate(test, gpu, model, rate) for gpu, rate in enumerate(gbps)]
     return Proved(USER, bandwidth=Bandwidth(rates=tuple(found)))
@@ -218,19 +194,17 @@ def test_a_node_has_no_more_voice_than_16_gpus_and_what_it_says_of_the_median_do
     assert {name for name, text in found.items() if text[:2] != "ok"} == set()
 
 
-def test_what_stays_unknown():
-    assert judged("bandwidth", Bandwidth(error="GPU 0 is in use")) == "unknown: GPU 0 is in use"
-    assert judged("bandwidth", None) == "na: not proved"
-    unknown = Unknown("did not finish in time")
-    assert judged("diagnostic", unknown) == "unknown: did not finish in time"
-    assert with_medians({"a": Proved(USER, bandwidth=unknown)})["a"].bandwidth == unknown
+def test_what_was_not_measured_stays_unknown():
+    proved = Proved(USER, bandwidth=Unknown("did not finish in time"))
+    assert with_medians({"a": proved}) == {"a": proved}
 
 
 # --- Whether they are made.
 
 
 def test_they_are_made_only_when_they_are_named_or_asked_for():
-    assert not {*ACTIVE_CHECKS} & {*select((), "proof", subjects=SUBJECTS).checks}
+    chosen = {*select((), "proof", subjects=SUBJECTS).checks}
+    assert not {*ACTIVE_CHECKS, *NETWORK_CHECKS} & chosen
     with pytest.raises(SelectionError):
         select((), "proof.diag*", subjects=SUBJECTS)
     chosen = select((), "proof.ssh", "proof.bandwidth", SUBJECTS, ACTIVE_CHECKS).checks
@@ -274,9 +248,13 @@ def start(directory: Path, limit_s: int = 30, level: int = 2) -> "subprocess.Pop
     )
 
 
-def told(directory: Path, **how: int) -> dict[str, str]:
+def prove(directory: Path, **how: int) -> Proved:
     out = start(directory, **how).communicate(timeout=60)[0]
-    proved = facts.read(out, ProofConfig("n", "t", proofs=tuple(TWO)))
+    return facts.read(out, facts.ProofConfig("n", "t", proofs=tuple(TWO)))
+
+
+def told(directory: Path, **how: int) -> dict[str, str]:
+    proved = prove(directory, **how)
     return {name: judged(name, getattr(proved, name)) for name in TWO}
 
 
@@ -309,9 +287,7 @@ def test_errors_of_nvlink_count_that_come_during_the_copies(tmp_path, changes, e
         nvbandwidth=f"cat {DATA}/nvbandwidth-0.5-a10.txt",
     )
     (directory / "links").write_text(recorded("nvlink-e-h100.txt"))
-    out = start(directory).communicate(timeout=60)[0]
-    proved = facts.read(out, ProofConfig("n", "t", proofs=tuple(TWO)))
-    assert judged("nvlink_errors", proved) == expected
+    assert judged("nvlink_errors", prove(directory)) == expected
 
 
 @pytest.mark.parametrize(("tool", "reason"), [
@@ -390,10 +366,3 @@ def test_at_its_limit_dcgmi_is_asked_to_stop_and_then_ended_with_its_children(tm
     last = alive.read_text()
     time.sleep(0.6)
     assert alive.read_text() == last
-
-
-def test_a_finding_without_a_gpu():
-    finding = DiagnosticFinding("software", "", "")
-    assert judged("diagnostic", Diagnostic(failed=(finding,))) == (
-        "fail: software: no reason given"
-    )

@@ -11,20 +11,16 @@ from nodeready.core.result import Result
 from nodeready.operations import ptrace as operation
 from nodeready.subjects.ptrace import checks
 from nodeready.subjects.ptrace import facts as ptrace
-from nodeready.subjects.snapshot import Snapshot
-from tests.builders.judging import by_name
+from tests.builders.judging import actions_of, by_name
 from tests.builders.printed import grep_lines
+from tests.cases import cases
 
 POLICY = Policy()
 KEY = "kernel.yama.ptrace_scope"
 RIGHT = {"/etc/sysctl.d/1.conf": f"{KEY} = 0 # for py-spy"}
-LAST = {"/etc/sysctl.d/~last.conf": f"{KEY}=1"}
-REBOOT, DEPLOY = "reboot the node", "nodeready deploy INVENTORY --only ptrace"
-REMOVE = f"remove the line /etc/sysctl.d/~last.conf:1, then {DEPLOY}"
 
 
 def observe(live: str, files: dict[str, str], ptrace_lines: str = "", more: str = "") -> Any:
-    """The observation of a node with this scope and these files."""
     listed = "".join(f"file={path}\n" for path in files)
     scope = f"proc=1\n{ptrace_lines}" + (f"live={live}\n" if live else "")
     printed = f"{listed}reader=systemd\n{more}{grep_lines(files)}"
@@ -35,31 +31,18 @@ def judged(*args: Any, **kwargs: Any) -> dict[str, Result]:
     return by_name(checks, observe(*args, **kwargs), POLICY)
 
 
-@pytest.mark.parametrize(("live", "files", "status", "source", "fix"), [
-    pytest.param("0", RIGHT, "ok", "1.conf:1", "", id="all is well"),
-    pytest.param("0", {}, "fail", "", "deploy", id="only live"),
-    pytest.param("1", RIGHT, "fail", "1.conf:1", "deploy", id="only at the next boot"),
-    pytest.param("3", RIGHT, "fail", "1.conf:1", REBOOT, id="scope 3 cannot be lowered"),
-    pytest.param("3", {}, "fail", "", "deploy", id="scope 3, and nothing for the next boot"),
-    pytest.param("0", LAST, "fail", "~last.conf:1", REMOVE, id="a file that none can beat"),
-    # What is live alone would be gone with the next boot.
-    pytest.param("1", LAST, "fail", "~last.conf:1", REMOVE, id="... with another live value"),
-    pytest.param("0", {"/etc/sysctl.d/1.conf": f'{KEY} = "0"'}, "fail", "1.conf:1", "deploy",
-                 id="a value that the kernel refuses"),
-    pytest.param("", {}, "na", "", "", id="no Yama"),
-])  # fmt: skip
-def test_the_scope_live_and_at_the_next_boot(live, files, status, source, fix):
-    observed = observe(live, files)
+@pytest.mark.parametrize("case", cases(__file__, "data/ptrace.json"))
+def test_the_scope_live_and_at_the_next_boot(case):
+    files = {f"/etc/sysctl.d/{name}": text for name, text in case["files"].items()}
+    observed = observe(case["live"], files)
     result = by_name(checks, observed, POLICY)["scope"]
-    assert (result.status, result.source.rpartition("/")[2]) == (status, source)
-    assert ("reboot needed" in result.actual) == (fix == REBOOT)
-    if fix != "deploy":
-        assert result.fix == fix
-    change = operation.scope.plan(Snapshot({"ptrace": observed}), POLICY)
-    assert (change is not None, result.fixable) == (fix == "deploy",) * 2
-    if change is not None:
-        commands = [action for action in change.actions if hasattr(action, "argv")]
-        assert bool(commands) == (live == "1")
+    assert (result.status, result.source.rpartition("/")[2]) == (case["status"], case["source"])
+    assert ("reboot needed" in result.actual) == (case["fix"] == "reboot the node")
+    assert result.fix == case["fix"] or case["fix"] == "deploy"
+    actions = actions_of(operation.scope, observed)
+    assert (bool(actions), result.fixable) == (case["fix"] == "deploy",) * 2
+    commands = [action for action in actions if hasattr(action, "argv")]
+    assert bool(commands) == (result.fixable and case["live"] == "1")
 
 
 def test_a_line_in_sysctl_conf_is_named_with_its_fix():
@@ -78,7 +61,8 @@ def test_selinux_counts_while_it_enforces():
     masked = "masked=/etc/systemd/system/systemd-sysctl.service\n"
     result = judged("0", {}, more=masked)["scope"]
     assert (result.status, result.fixable) == ("fail", False)
-    assert result.fix == f"systemctl unmask systemd-sysctl.service, then {DEPLOY}"
+    deploy = "nodeready deploy INVENTORY --only ptrace"
+    assert result.fix == f"systemctl unmask systemd-sysctl.service, then {deploy}"
 
 
 def test_a_value_that_yama_does_not_have_is_refused_with_evidence():
@@ -91,13 +75,9 @@ def test_a_value_that_yama_does_not_have_is_refused_with_evidence():
 def test_our_file_sorts_behind_every_other():
     ours = "99-zz-nodeready-ptrace.conf"
     names = {"": ours, "10-ptrace.conf": ours, "99-sysctl.conf": ours}
-    names |= {
-        "99-zzz-cis.conf": "z-nodeready-ptrace.conf",
-        "zzz.conf": "zzzz-nodeready-ptrace.conf",
-    }
-    found = {}
-    for last in names:
+    names |= {"99-zzz-cis.conf": "z-nodeready-ptrace.conf"}
+    names |= {"zzz.conf": "zzzz-nodeready-ptrace.conf"}
+    for last, name in names.items():
         boot = sysctl.BootSetting(sysctl.Setting("1", "/x:1"), last_name=last)
-        change = operation.scope.plan(Snapshot({"ptrace": ptrace.Ptrace(1, boot)}), POLICY)
-        found[last] = change.actions[0].path.removeprefix("/etc/sysctl.d/")
-    assert found == names
+        write, *_ = actions_of(operation.scope, ptrace.Ptrace(1, boot))
+        assert write.path == f"/etc/sysctl.d/{name}"

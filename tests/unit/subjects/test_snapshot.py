@@ -27,7 +27,6 @@ Answer = Callable[..., str]
 
 @pytest.fixture
 def answer(posix_sh: list[str]) -> Answer:
-    """What the shell answers to a script of these sections."""
     return lambda sections, before="": node.run(sections, [*posix_sh, "-c"], before)
 
 
@@ -41,7 +40,6 @@ def unpacked(text: str) -> str:
 
 
 def reason_of(output: Output) -> str:
-    """Why a section's output is refused."""
     with pytest.raises(ProbeError) as problem:
         output.require()
     assert len(problem.value.evidence) <= 200

@@ -19,12 +19,7 @@ from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts as fleet
 from nodeready.subjects.ssh_client.config import MAIN
 from nodeready.subjects.ssh_client.facts import KnownHosts, NodeIdentity, SshClient
-from nodeready.subjects.ssh_client.known_hosts import (
-    Endpoint,
-    FleetHostKeys,
-    fleet_lines,
-    lines_of_nodes,
-)
+from nodeready.subjects.ssh_client.known_hosts import Endpoint, fleet_lines
 from tests.builders.judging import judge_all
 from tests.builders.nics import proc, route
 from tests.builders.sections import exact
@@ -172,7 +167,6 @@ def read_endpoint(values: dict[str, Any]) -> Endpoint:
 
 
 def with_keys(lines: Iterable[str]) -> list[str]:
-    """The lines of a case, whole."""
     return [re.sub(r" (A|B|C|D|NEW)$", lambda m: f" {KEYS[m[1]]}", line) for line in lines]
 
 
@@ -197,7 +191,7 @@ def test_of_its_own_block_a_node_keeps(case):
     nodes = {name: read_node(text, blocks.get(name)) for name, text in texts.items()}
     endpoints = {**dict.fromkeys(nodes, Endpoint()), **FLEET, "gpu4": Endpoint(reached="10.0.0.2")}
     endpoints = {name: endpoints[name] for name in (*FLEET, *nodes)}
-    lines = lines_of_nodes(FleetHostKeys(nodes, (), endpoints), nodes, {})["gpu1"]
+    lines = fleet.lines_of_nodes(fleet.FleetHostKeys(nodes, (), endpoints), nodes, {})["gpu1"]
     assert set(lines) == {f"gpu1,10.0.0.1 {A}", *with_keys(case["kept"])}
 
 
@@ -213,15 +207,14 @@ def test_nobody_takes_a_name_of_the_policys_lines():
 def test_nodes_that_keep_the_same_share_one_object_and_odd_blocks_are_bounded():
     nodes = {f"gpu{n}": node("", [key(n)], "", OLD) for n in range(10, 40)}
     nodes |= {f"gpu{n}": node("", [key(n)], "", [f"gpu2 {key(n)}"]) for n in range(40, 70)}
-    lines = lines_of_nodes(
-        FleetHostKeys(nodes, (), FLEET | dict.fromkeys(nodes, Endpoint())), nodes, {}
+    lines = fleet.lines_of_nodes(
+        fleet.FleetHostKeys(nodes, (), FLEET | dict.fromkeys(nodes, Endpoint())), nodes, {}
     )
     assert 2 < len({id(of_node) for of_node in lines.values()}) <= fleet.MAX_KEPT + 1
     assert all(OLD[1] in lines[f"gpu{n}"] for n in range(10, 40))
 
 
 def large_block() -> KnownHosts:
-    """A block that is too large to be sent."""
     return replace(node("", [], "", OLD)["ssh_client"].known_hosts, lines=None, sent=False)
 
 
@@ -236,12 +229,12 @@ def test_blocks_that_were_fetched_count_like_those_that_came_along():
     lines = fleet_lines({"gpu1": node("gpu1", [A])}, (), FLEET, OLD)
     large = large_block()
     nodes = dict.fromkeys(("gpu1", "gpu4"), with_block("gpu1", [A], large))
-    known = FleetHostKeys({"gpu1": nodes["gpu1"]}, (), FLEET)
+    known = fleet.FleetHostKeys({"gpu1": nodes["gpu1"]}, (), FLEET)
     assert known.lines() == (f"gpu1,10.0.0.1 {A}",)
     assert fleet.unsent(nodes, known.lines()) == {large.digest: ("gpu1", "gpu4")}
     assert fleet.unsent(nodes, OLD) == {}
     fetched = {large.digest: fleet.read_block(f"Welcome!\n{FETCHED}", large.digest)}
-    assert lines_of_nodes(known, nodes, fetched)["gpu1"] == lines
+    assert fleet.lines_of_nodes(known, nodes, fetched)["gpu1"] == lines
     with pytest.raises(ValueError, match="changed"):
         fleet.read_block(FETCHED.replace("gpu2", "evil"), large.digest)
 
@@ -250,7 +243,9 @@ def test_a_digest_that_a_node_tells_takes_nothing_from_the_node_that_has_the_blo
     honest = node("gpu3", [C], "", OLD)
     told = KnownHosts(b"", None, honest["ssh_client"].known_hosts.digest, 10**6, sent=False)
     nodes = {"gpu1": with_block("gpu1", [A], told), "gpu3": honest}
-    lines = lines_of_nodes(FleetHostKeys(nodes, (), {**FLEET, "gpu3": Endpoint()}), nodes, {})
+    lines = fleet.lines_of_nodes(
+        fleet.FleetHostKeys(nodes, (), {**FLEET, "gpu3": Endpoint()}), nodes, {}
+    )
     assert OLD[1] in lines["gpu3"]
 
 

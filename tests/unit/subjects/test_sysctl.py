@@ -18,7 +18,6 @@ SHORT = {
 
 
 def expand(text: str) -> str:
-    """The text with whole paths."""
     pattern = "|".join(SHORT)
     return re.sub(rf"(?<![/\w])({pattern})(?=[^/])", lambda match: SHORT[match[0]], text)
 
