@@ -1,7 +1,6 @@
 """The same hang under every launcher: each rank is found, by its number, and the culprit is first.
 
 Each runs in process and mount namespaces of its own: what is found is its, and all ends with it.
-Slurm's step runs on nodes of the lab.
 """
 
 import contextlib
@@ -18,10 +17,9 @@ from typing import Any
 import pytest
 
 from tests import cases
-from tests.builders.proof import put_py_spy
 from tests.command import Tool, wait_for
 from tests.hang.play import HERE, free_port
-from tests.hang.pythons import DEBIAN, found, missing, needed
+from tests.hang.pythons import found, missing, needed
 
 pytestmark = pytest.mark.nightly
 
@@ -181,45 +179,3 @@ def test_every_rank_is_found_and_the_last_is_the_culprit(python, launcher, box, 
     pids = {rank: int((place / f"stand-{rank}").read_text()) for rank in ranks}
     assert not mistakes(launcher, document, pids), table
     assert "read_shard" in table
-
-
-#: A step of Slurm's with a rank on each node; srun gives each its number.
-_SRUN = """#!/bin/sh
-export MASTER_ADDR=$(scontrol show hostnames | head -1) MASTER_PORT=29500 OMP_NUM_THREADS=1
-exec srun -n3 /usr/bin/python3 /run/launched/script.py /run/launched
-"""
-
-
-def test_srun_with_a_rank_on_each_node(slurm_lab, tool, fleet, tmp_path):
-    """Debian's torch: the nodes have it, whatever this machine has beside."""
-    if DEBIAN not in found():
-        missing("no torch for /usr/bin/python3 (Debian: python3-torch)", in_ci=False)
-    nodes = slurm_lab.nodes
-    files = {rank: Path(f"/proc/{node.pid}/root/run/launched") for rank, node in enumerate(nodes)}
-    for node in nodes:
-        put_py_spy(node)
-        for name in ("rank.py", "script.py"):
-            node.write(f"/run/launched/{name}", (LAUNCHED / name).read_text())
-        node.enter(["mkfifo", "/run/launched/fifo"])
-        node.enter(["chmod", "-R", "a+rwX", "/run/launched"])
-    script = tmp_path / "job.sh"
-    script.write_text(_SRUN)
-    where = ("-N3", "-n3", "--ntasks-per-node=1", "--overcommit", "-D", "/tmp", "-o", "/tmp/out")
-    job = slurm_lab.slurm_run("sbatch", "--parsable", *where, str(script)).stdout.strip()
-    try:
-        wait_for(lambda: all((at / f"stand-{rank}").exists() for rank, at in files.items()))
-        done = tool("stacks", fleet(nodes), "--job", job, "--format", "json")
-        assert done.status == 0, done
-        document = json.loads(done.out)
-        (files[2] / "fifo").write_text("go")
-        wait_for(lambda: all((at / f"done-{rank}").exists() for rank, at in files.items()))
-    finally:
-        slurm_lab.slurm_run("scancel", job)
-        for node in nodes:
-            node.enter(["rm", "-rf", "/run/launched"])
-    first, rest = document["groups"]
-    assert (document["job"], document["world_size"]) == (job, 3)
-    assert (first["ranks"], first["role"], first["nodes"]) == ([2], "suspect", [nodes[2].name])
-    assert (rest["ranks"], rest["role"]) == ([0, 1], "victim")
-    assert document["verdict"]["kind"] in ("late", "storage")
-    assert document["verdict"]["suspects"][0]["ranks"] == [2]

@@ -23,20 +23,8 @@ def has(module, act):
     return hasattr(__import__(module), act)
 
 
-def script(act):
-    """The same as a file."""
-    name = f"train-{os.environ['RANK']}.py"
-    with open(name, "w") as file:
-        file.write(words(act)[2])
-    return name
-
-
 def run_c(act):
     subprocess.run(words(act), check=True)
-
-
-def run_script(act):
-    subprocess.run([sys.executable, script(act)], check=True)
 
 
 def run_below_shell(act):
@@ -63,7 +51,10 @@ def run_twice(act):
 
 def run_debugged(act):
     """Below a debugger that was told to go on: the same process."""
-    os.execv(sys.executable, [sys.executable, "-m", "pdb", "-c", "continue", script(act)])
+    name = f"train-{os.environ['RANK']}.py"
+    with open(name, "w") as file:
+        file.write(words(act)[2])
+    os.execv(sys.executable, [sys.executable, "-m", "pdb", "-c", "continue", name])
 
 
 def run_shell(act):
