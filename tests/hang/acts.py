@@ -6,7 +6,6 @@ has undone the fault. `rank-RANK` has the rank's pid, the number of its act and 
 
 import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import ctypes
 import gc
@@ -377,11 +376,6 @@ def serve_own_store():
     read_shard()
 
 
-def save_later():
-    """An asynchronous checkpoint, for which the next one waits."""
-    concurrent.futures.ThreadPoolExecutor(1).submit(save_checkpoint).result()
-
-
 def reduce_in_two_orders():
     """Two threads with a group each; rank 3 begins with the other one and waits for it."""
     groups = [dist.new_group(), dist.new_group()]
@@ -653,7 +647,6 @@ NUMBERED = {
 
 
 def talk(number, pause):
-    """Steps over own connections."""
     follow(number, talks.steps_over_tcp(pause))
 
 

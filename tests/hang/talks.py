@@ -72,7 +72,6 @@ def connect(other=0):
 
 
 def fetch_parameters():
-    """Waits for an answer of rank 0."""
     connect().recv(1)
 
 
@@ -118,7 +117,6 @@ def gather_of_any():
 
 
 def ring(act=None):
-    """Each rank takes from the one before it."""
     server = listen()
     after = connect((rank() + 1) % world())
     (before,) = clients(server, 1).values()

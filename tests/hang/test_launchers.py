@@ -18,8 +18,8 @@ import pytest
 
 from tests import cases
 from tests.command import Tool, wait_for
-from tests.hang.play import HERE, free_port
-from tests.hang.pythons import found, missing, needed
+from tests.hang.play import HERE, PATH, free_port
+from tests.hang.pythons import missing, needed
 
 pytestmark = pytest.mark.nightly
 
@@ -30,33 +30,18 @@ LAUNCHED = HERE / "launched"
 class Launcher:
     """A row of `launchers.json`.
 
-    command:  for a shell, in the directory of the launched programs; pieces of it. accelerate's
-              --cpu would start one process, whatever --num_processes says
-    ranks:    how many; the last one reads
-    module:   what the Python must have; "": torch alone
-    program:  what must be on this machine
-    numbered: whether anybody can tell the numbers of the ranks from outside
+    command: for a shell, in the directory of the launched programs; pieces of it
+    ranks:   how many; the last one reads
+    program: what must be on this machine
     """
 
     name: str
     command: list[str]
     ranks: int = 2
-    module: str = ""
     program: str = ""
-    numbered: bool = True
 
 
 LAUNCHERS = tuple(Launcher(**row) for row in cases.read(HERE / "launchers.json"))
-
-
-def rows() -> Iterator[Any]:
-    """Launcher and Python: all on the newest torch, and what another Python has installed."""
-    pythons = [python for python in found() if not python.debian]
-    for number, python in enumerate(pythons or (None,)):
-        name = python.name if python else "newest"
-        for launcher in LAUNCHERS:
-            if not number or python.has(launcher.module):
-                yield pytest.param(python, launcher, id=f"{name}-{launcher.name}")
 
 
 class Box:
@@ -89,13 +74,11 @@ def box(lab_machine: None) -> Iterator[Box]:
 
 
 def look(box: Box, tool: Tool) -> tuple[dict[str, Any], str]:
-    """The document and the table."""
     directory = tool.home / "kept"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     words = ["-m", "nodeready", "stacks", "--local", "-v", "-o", str(directory)]
     done = subprocess.run(
         box.argv(sys.executable, *words),
-        env=tool.environment(PATH=path),
+        env=tool.environment(PATH=PATH),
         capture_output=True,
         text=True,
         timeout=120,
@@ -111,9 +94,7 @@ def start(box: Box, command: str, place: Path, home: Path) -> subprocess.Popen[b
         "PATH": os.environ["PATH"],
         "HOME": str(home),
         "OMP_NUM_THREADS": "1",
-        "HANG_DIRECTORY": str(place),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "RAY_TRAIN_V2_ENABLED": "1",
     }
     with open(place / "log", "w") as log:
         return subprocess.Popen(
@@ -132,7 +113,7 @@ def mistakes(launcher: Launcher, document: dict[str, Any], pids: dict[int, int])
     ranks = {process["rank"]: pid for pid, process in processes.items()}
     if {*processes} != {*pids.values()}:
         wrong.append(f"processes are {sorted(processes)}, not {pids}")
-    if launcher.numbered and (ranks != pids or document["world_size"] != launcher.ranks):
+    if ranks != pids or document["world_size"] != launcher.ranks:
         wrong.append(f"ranks are {ranks} of {document['world_size']}, not {pids}")
     first = [pid for pid, process in processes.items() if process["group"] == 0]
     if first != [pids[launcher.ranks - 1]] or document["groups"][0]["role"] != "suspect":
@@ -142,13 +123,11 @@ def mistakes(launcher: Launcher, document: dict[str, Any], pids: dict[int, int])
     return wrong
 
 
-@pytest.mark.parametrize(("python", "launcher"), list(rows()))
-def test_every_rank_is_found_and_the_last_is_the_culprit(python, launcher, box, tool, tmp_path):
-    python = needed(python)
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
+def test_every_rank_is_found_and_the_last_is_the_culprit(launcher, box, tool, tmp_path):
+    python = needed()
     if launcher.program and not shutil.which(launcher.program):
         missing(f"no {launcher.program} here (scripts/setup.sh all)", in_ci=True)
-    if launcher.module and not python.has(launcher.module):
-        pytest.skip(f"no {launcher.module} in {python.path}: too heavy to install for the tests")
     place = tmp_path / "job"
     place.mkdir()
     os.mkfifo(place / "fifo")

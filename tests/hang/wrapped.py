@@ -44,7 +44,6 @@ def run_and_capture(act):
 
 
 def run_twice(act):
-    """A wrapper of a wrapper."""
     inner = f"import subprocess; subprocess.run({words(act)!r})"
     subprocess.run([sys.executable, "-c", inner], check=True)
 
@@ -75,7 +74,6 @@ def beside_monitor(act):
 
 
 def run_stopped(act):
-    """Its child stops itself."""
     stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
     subprocess.run([sys.executable, "-c", stop], check=True)
 
