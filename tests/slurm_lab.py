@@ -184,7 +184,6 @@ def end(name: str) -> None:
 
 
 def group_path(name: str) -> str:
-    """The group of the freezer above those of the lab's nodes."""
     return f"/nodeready-lab-{name}"
 
 

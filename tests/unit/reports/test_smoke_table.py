@@ -59,7 +59,6 @@ def made(count: int = 12, *suspects: SmokeSuspect, **more: Any) -> SmokeReport:
 
 
 def other(smoke: SmokeReport, changed: dict[str, SmokeNode]) -> SmokeReport:
-    """The same with other nodes."""
     return replace(smoke, nodes=tuple(changed.get(node.name, node) for node in smoke.nodes))
 
 
