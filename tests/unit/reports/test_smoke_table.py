@@ -210,12 +210,6 @@ def test_what_is_folded_stands_whole_under_v():
     assert not [line for line in whole if "more (-v" in line]
 
 
-def test_nodes_with_the_same_evidence_are_one_row():
-    rows = lines(made(12, *(replace(NODE, nodes=(name,)) for name in ("node02", "node05"))))
-    assert rows.count("node     node[02,05]  2 nodes") == 1
-    assert rows[0].startswith("NO-GO    2 suspects among 12 nodes")
-
-
 def test_two_versions_are_two_lines_also_when_all_pass():
     old = SmokeNode("node03", PASSED, ranks=2, engine="torch 2.1.0 over gloo")
     rows = lines(other(SMOKES["go"], {"node03": old}))
