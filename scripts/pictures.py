@@ -32,9 +32,9 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import hung_job  # noqa: E402
+
 from nodeready.lab import Lab, down  # noqa: E402
-from tests.hang.job import NODES as JOB_NODES  # noqa: E402
-from tests.hang.job import Job  # noqa: E402
 
 IMAGES = ROOT / "docs/images"
 COLUMNS = 96
@@ -165,9 +165,8 @@ def deploy(terminal: Terminal) -> None:
 
 
 def stacks(terminal: Terminal) -> None:
-    job = Job(Lab.up(LAB, nodes=JOB_NODES).nodes)
-    with job.fault(5, "loader"):
-        terminal.run("stacks", INVENTORY)
+    hung_job.hang(Lab.up(LAB, nodes=hung_job.NODES).nodes)
+    terminal.run("stacks", INVENTORY)
 
 
 def _page(terminal: Terminal, picture: Path, *words: str, script: str = "") -> None:
@@ -191,9 +190,8 @@ def _page(terminal: Terminal, picture: Path, *words: str, script: str = "") -> N
 
 def stacks_page(terminal: Terminal) -> None:
     """The same as a page."""
-    job = Job(Lab.up(LAB, nodes=JOB_NODES).nodes)
-    with job.fault(5, "loader"):
-        _page(terminal, IMAGES / "stacks-page.png", "stacks", INVENTORY)
+    hung_job.hang(Lab.up(LAB, nodes=hung_job.NODES).nodes)
+    _page(terminal, IMAGES / "stacks-page.png", "stacks", INVENTORY)
 
 
 def audit_page(terminal: Terminal) -> None:

@@ -61,8 +61,6 @@ def cannot_run(reason: str) -> NoReturn:
 
 
 class Done:
-    """How the command ended."""
-
     def __init__(self, status: int, out: str, err: str, peak_kb: int = 0) -> None:
         self.status, self.out, self.err, self.peak_kb = status, out, err, peak_kb
         self.lines = self.err.splitlines()
@@ -148,7 +146,6 @@ class Tool:
         return self.end(self.start(*words, **how))
 
     def finish(self) -> None:
-        """End what still runs."""
         for process in self.running:
             if process.poll() is None:
                 process.kill()

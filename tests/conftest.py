@@ -111,7 +111,6 @@ def own_lab(lab_machine: None) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def lab(lab_machine: None) -> Iterator[Lab]:
-    """Three nodes, shared by all tests of the session."""
     with started_lab(_lab_name("lab"), 3) as lab:
         yield lab
 
@@ -203,14 +202,12 @@ class NodePool:
         return free
 
     def end(self) -> None:
-        """End all of its labs."""
         for profile in self.labs:
             down(_lab_name(profile))
 
 
 @pytest.fixture(scope="session")
 def node_pool(lab_machine: None) -> Iterator[NodePool]:
-    """Where `fresh_nodes` come from."""
     pool = NodePool()
     try:
         yield pool
@@ -233,7 +230,6 @@ def fresh_nodes(node_pool: NodePool) -> Callable[..., list[LabNode]]:
 
 @pytest.fixture
 def fresh_node(fresh_nodes: Callable[..., list[LabNode]]) -> LabNode:
-    """One pristine node."""
     return fresh_nodes(1)[0]
 
 

@@ -31,7 +31,6 @@ Does = Callable[[Request], "Answer | None"]
 
 
 def says(text: str, rc: int = 0, stderr: str = "") -> Does:
-    """A node that prints this."""
     return lambda request: Answer(text, stderr, rc=rc)
 
 

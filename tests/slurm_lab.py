@@ -35,26 +35,7 @@ _SLURMCTLD = ("slurmctld", "1AA1")
 _SLURMD = ("slurmd", "1AA2")
 
 # Settings for a lab that differ from Slurm's defaults: few cores, and tests that wait for seconds.
-_SETTINGS = {
-    "SlurmUser": "root",
-    "StateSaveLocation": "/var/lib/slurm/slurmctld",
-    "SlurmdSpoolDir": "/var/lib/slurm/slurmd",
-    "SlurmctldPidFile": "/run/slurmctld.pid",
-    "SlurmdPidFile": "/run/slurmd.pid",
-    "SlurmctldLogFile": "/var/log/slurm/slurmctld.log",
-    "SlurmdLogFile": "/var/log/slurm/slurmd.log",
-    "MailProg": "/bin/true",
-    "MpiDefault": "none",
-    "TaskPlugin": "task/none",
-    "SelectType": "select/cons_tres",
-    "SelectTypeParameters": "CR_CPU",
-    "SlurmdParameters": "config_overrides",
-    "ReturnToService": "2",
-    "SlurmdTimeout": "15",
-    "KillWait": "5",
-    "UnkillableStepTimeout": "20",
-    "SchedulerParameters": "sched_interval=2,bf_interval=2",
-}
+_SETTINGS = read_data(__file__, "slurm.conf").splitlines()
 # Jobs use these numbers rather than those of this machine (config_overrides).
 _NODE = "CPUs=4 RealMemory=4096"
 
@@ -117,14 +98,15 @@ class SlurmLab(Lab):
 
     def _conf(self, lines: tuple[str, ...]) -> str:
         """slurm.conf, one for all machines."""
-        settings = {
-            "ClusterName": self.name,
-            "SlurmctldHost": f"{self.controller.name}({self.controller.address})",
-            "ProctrackType": "proctrack/cgroup" if self.has_freezer else "proctrack/linuxproc",
-            **_SETTINGS,
-        }
+        proctrack = "cgroup" if self.has_freezer else "linuxproc"
+        settings = [
+            f"ClusterName={self.name}",
+            f"SlurmctldHost={self.controller.name}({self.controller.address})",
+            f"ProctrackType=proctrack/{proctrack}",
+            *_SETTINGS,
+        ]
         replaced = {line.partition("=")[0].lower() for line in lines} - _REPEATED
-        rows = [f"{key}={value}" for key, value in settings.items() if key.lower() not in replaced]
+        rows = [row for row in settings if row.partition("=")[0].lower() not in replaced]
         nodes = [f"NodeName={node.name} NodeAddr={node.address} {_NODE}" for node in self.nodes]
         return "\n".join([*rows, *lines, *nodes, "PartitionName=batch Nodes=ALL Default=YES", ""])
 
@@ -202,7 +184,6 @@ def end(name: str) -> None:
 
 
 def group_path(name: str) -> str:
-    """The group of the freezer above those of the lab's nodes."""
     return f"/nodeready-lab-{name}"
 
 

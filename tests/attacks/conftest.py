@@ -53,7 +53,6 @@ class Person:
 
     @property
     def home(self) -> str:
-        """Her home directory on the node."""
         return f"/home/{self.name}"
 
     def _argv(self, words: tuple[str, ...]) -> list[str]:
@@ -73,14 +72,12 @@ class Person:
         return self.start("python3", "-c", program, *words)
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start a program with her rights; it runs on until the test ends."""
         argv = [*nsenter(self.node.pid), *self._argv(words)]
         started = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
         self.running.append(started)
         return started
 
     def end(self) -> None:
-        """End all of her processes on the node."""
         if self.node.alive:
             for _ in range(20):
                 done = self.node.enter(["pkill", "-KILL", "-u", str(self.uid)], check=False)
@@ -96,7 +93,6 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def person(node: LabNode, name: str, uid: int) -> Person:
-    """An ordinary user, made on this node."""
     add = f"""
         groupadd -g {uid} {name} && useradd -m -u {uid} -g {uid} -s /bin/bash {name}
     """
@@ -106,7 +102,6 @@ def person(node: LabNode, name: str, uid: int) -> Person:
 
 @pytest.fixture
 def mallory(fresh_node: LabNode) -> Iterator[Person]:
-    """Who attacks."""
     one = person(fresh_node, "mallory", 4001)
     yield one
     one.end()
@@ -114,7 +109,6 @@ def mallory(fresh_node: LabNode) -> Iterator[Person]:
 
 @pytest.fixture
 def bob(fresh_node: LabNode) -> Iterator[Person]:
-    """Whose things she must not reach."""
     one = person(fresh_node, "bob", 4002)
     yield one
     one.end()

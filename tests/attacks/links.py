@@ -63,7 +63,6 @@ class Attack:
 
 
 def change(*actions: Action) -> str:
-    """A change of a deploy, as it runs on a node."""
     return StepChange("attack.links", (), actions).script("attack", "root@test", 0)
 
 
@@ -176,11 +175,9 @@ class Machine:
         return done.stdout
 
     def fresh(self) -> None:
-        """The grounds as they are before she comes."""
         self.done(_GROUNDS)
 
     def state(self) -> str:
-        """What root has."""
         return self.done(_STATE)
 
 

@@ -112,7 +112,6 @@ _USERS = {"pdshrc_users": ["mallory", "bob"]}
 def audited(
     tool: Tool, fleet: Callable[..., Path], fresh_node: LabNode, mallory: Person, bob: Person
 ) -> Callable[[], _Audited]:
-    """An audit of the node: its row, and its results by check."""
     inventory = fleet([fresh_node], **_USERS)
     assert tool("deploy", inventory, "--yes", "--only", "pdsh").status == 0
 

@@ -59,7 +59,6 @@ class Traps:
         return f"open({str(self.marks / name)!r}, 'w').close()\n"
 
     def add(self, name: str, mark: str) -> None:
-        """A Python file of this path."""
         (self.place / name).parent.mkdir(exist_ok=True)
         (self.place / name).write_text(self._python(mark))
         self._give()

@@ -72,7 +72,6 @@ def left(node: LabNode) -> str:
 
 
 def readable(person, secret: str = SECRET) -> str:
-    """The files under the core directory in which that person finds the secret."""
     script = f'find {CRASH} -type f -exec grep -a -l -F -e "$1" {{}} + 2>/dev/null'
     return person.run(script, secret, check=False).stdout
 

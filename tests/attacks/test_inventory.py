@@ -46,7 +46,6 @@ class Control:
         )
 
     def write(self, name: str, text: str) -> Path:
-        """A file of root's."""
         path = self.base / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)

@@ -22,7 +22,6 @@ def known(node: LabNode, host: str) -> set[str]:
 
 
 def keys(node: LabNode) -> set[str]:
-    """The host keys in the node's own files."""
     text = node.enter(["sh", "-c", "cat /etc/ssh/ssh_host_*_key.pub"]).stdout
     return {" ".join(line.split()[:2]) for line in text.splitlines()}
 

@@ -23,13 +23,11 @@ HER = 4001
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A directory that everybody may write to."""
     with reached_by_all(0o777) as place:
         yield place
 
 
 def hers(path: Path, target: object) -> None:
-    """A link of hers."""
     subprocess.run([*become(HER), "ln", "-s", str(target), str(path)], check=True)
 
 

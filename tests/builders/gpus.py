@@ -66,7 +66,6 @@ class Node:
     kernel_log: Output = Output("", 0)
 
     def observed(self, policy: Policy = POLICY) -> Gpus:
-        """The observation."""
         outputs = {
             "pci_gpus": Output(self.bus, 0), "nvidia_smi": self.smi, "nvlink": self.links,
             "amd": self.amd, "kernel_log": self.kernel_log,
@@ -75,7 +74,6 @@ class Node:
         return observed
 
     def judged(self, **settings: Any) -> dict[str, Result]:
-        """The results by the names of the checks."""
         policy = Policy(**settings)
         return by_name(checks, self.observed(policy), policy)
 
@@ -107,7 +105,6 @@ def verdict_of(results: Mapping[str, Result], name: str) -> tuple[str, str]:
 
 
 def judged(observed: Gpus, **settings: Any) -> dict[str, Result]:
-    """The results for an observation, by the names of the checks."""
     return by_name(checks, observed, Policy(**settings))
 
 
@@ -301,7 +298,6 @@ def nvlinks(part: Part, inactive: Mapping[int, Iterable[int]] | None = None) -> 
 
 
 def trees_of(name: str, driver: str) -> list[dict[str, Any]]:
-    """The healthy GPUs of a node with this part and driver."""
     part = PARTS[name]
     return [tree(part, driver, n, place) for n, place in enumerate(ADDRESSES[: part.count])]
 

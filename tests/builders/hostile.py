@@ -68,8 +68,6 @@ def envelope(packed: str, nonce: str) -> str:
 
 
 def shows(sections: dict[str, str]) -> Does:
-    """A node whose look is this."""
-
     def does(request: Request) -> Answer:
         return Answer(look(sections, request.mark.rpartition(" ")[2]))
 

@@ -52,7 +52,6 @@ def route(text: str) -> str:
 
 
 def text(interfaces: dict[str, dict[str, object]], printed: tuple[str, ...] = ()) -> str:
-    """What the section prints of these interfaces."""
     lines = [
         f"/sys/class/net/{name}/{attribute}:{line}"
         for name, attributes in interfaces.items()
@@ -115,7 +114,6 @@ def judged(observed: Nics, fleet: FleetFacts = ALONE, **policy: Any) -> dict[str
 
 
 def wrong(observed: Nics, fleet: FleetFacts = ALONE, **policy: Any) -> dict[str, tuple[str, str]]:
-    """The checks that say something is wrong or unknown."""
     return {c: r for c, r in judged(observed, fleet, **policy).items() if r[0] not in ("ok", "na")}
 
 

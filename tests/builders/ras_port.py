@@ -71,8 +71,6 @@ def report(
 
 @dataclass
 class Port:
-    """A stand-in that runs."""
-
     pid: int
     port: int
     directory: Path
@@ -83,7 +81,6 @@ class Port:
 
     @property
     def said(self) -> list[str]:
-        """The lines that it was told."""
         path = self.directory / "said"
         return path.read_text().splitlines() if path.exists() else []
 

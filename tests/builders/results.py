@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from nodeready.core.result import ADMIN, NODEREADY, Result
 
 
@@ -18,38 +21,17 @@ def unknown(check: str, reason: str) -> Result:
 
 
 def fail(
-    check: str,
-    expected: str,
-    actual: str,
-    source: str = "",
-    fix: str = "",
-    *,
-    actions: tuple[str, ...] = (),
-    status: str = "fail",
+    check: str, expected: str, actual: str, source: str = "", fix: str = "", **more: Any
 ) -> Result:
-    return Result(check, status, expected, actual, source, fix, ADMIN, actions=actions)
+    """more: status, actions"""
+    return Result(check, more.pop("status", "fail"), expected, actual, source, fix, ADMIN, **more)
 
 
-def warn(
-    check: str,
-    expected: str,
-    actual: str,
-    source: str = "",
-    fix: str = "",
-    *,
-    actions: tuple[str, ...] = (),
-) -> Result:
-    return fail(check, expected, actual, source, fix, actions=actions, status="warn")
+def warn(*words: str, **more: Any) -> Result:
+    return fail(*words, **more, status="warn")
 
 
-def fixable(
-    check: str,
-    expected: str,
-    actual: str,
-    source: str = "",
-    fix: str = "",
-    *,
-    status: str = "fail",
-) -> Result:
+def fixable(check: str, *words: str, fix: str = "", **more: Any) -> Result:
+    """words: expected, actual, source"""
     fix = fix or f"nodeready deploy INVENTORY --only {check.partition('.')[0]}"
-    return Result(check, status, expected, actual, source, fix, NODEREADY)
+    return replace(fail(check, *words, fix=fix, **more), owner=NODEREADY)

@@ -27,7 +27,6 @@ class StandIn:
             self._write(name, {"partitions": partitions, "state": state, "reason": reason})
 
     def nodes(self) -> dict[str, SlurmNode]:
-        """The nodes as they are now."""
         return parse_all("\n".join(map(self._shown, sorted(os.listdir(self.directory)))))
 
     def scontrol(self, words: list[str], deadline: float) -> str:

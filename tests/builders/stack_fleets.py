@@ -6,12 +6,11 @@ from nodeready.core.outcome import UNREACHABLE, NodeGap
 from nodeready.runs.stacks import document
 from nodeready.runs.stacks.document import Frame, Group, Rank, Stacks
 from tests.builders.fleets import FINISHED, HOSTILE, STARTED
+from tests.builders.traces import frames
 
 
 def _frames(text: str) -> tuple[Frame, ...]:
-    """``main train.py 9 > step train.py 4`` as frames, root to leaf."""
-    rows = (part.rsplit(" ", 2) for part in text.split(" > "))
-    return tuple(Frame(function, file, int(line)) for function, file, line in rows)
+    return tuple(Frame(*row) for row in frames(text))
 
 
 _TORCH = "torch/distributed/c10d_logger.py 83 > all_reduce torch/distributed/distributed_c10d.py"
@@ -48,15 +47,15 @@ def job(*groups: tuple[Group, str], size: int | None, **more: object) -> Stacks:
 
 
 def stack(
-    frames: tuple[Frame, ...],
+    calls: tuple[Frame, ...],
     ranks: list[int],
     fork: int | None = None,
     hint: str = "",
     verdict: str | None = "blocked",
 ) -> Group:
     nodes = tuple(dict.fromkeys(name(1 + rank // 8) for rank in ranks))
-    return Group("stack", verdict, tuple(ranks), nodes, frames, hint,
-                 fork=len(frames) if fork is None else fork,
+    return Group("stack", verdict, tuple(ranks), nodes, calls, hint,
+                 fork=len(calls) if fork is None else fork,
                  processes=len(ranks))  # fmt: skip
 
 
@@ -104,7 +103,6 @@ def missing() -> Stacks:
 
 
 def same() -> Stacks:
-    """All stand in the same collective."""
     return job((stack(REDUCE, without(512), hint=WAITS), "S"), size=512,
                advice=("all ranks wait in one collective: look at the network",))  # fmt: skip
 
@@ -188,7 +186,6 @@ def stages(size: int = 131_072) -> Stacks:
 
 
 def nobody() -> Stacks:
-    """No rank on any node."""
     return job(
         (
             Group(

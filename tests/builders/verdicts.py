@@ -9,7 +9,6 @@ STATUSES = ("ok", "warn", "fail", "na", "unknown")
 
 
 def policy_of(case: dict[str, Any]) -> Policy:
-    """The policy of a case."""
     settings = case.get("policy", {})
     return Policy(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
 

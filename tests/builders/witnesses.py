@@ -123,7 +123,6 @@ def kernel(*messages: tuple[str, int, int, str]) -> dict[str, Any]:
 
 
 def variables(**values: str) -> dict[str, Any]:
-    """A rank with these variables."""
     return {"variables": plain(RankVariables("", tuple(values.items()), 1))}
 
 

@@ -6,7 +6,6 @@ has undone the fault. `rank-RANK` has the rank's pid, the number of its act and 
 
 import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import ctypes
 import gc
@@ -377,11 +376,6 @@ def serve_own_store():
     read_shard()
 
 
-def save_later():
-    """An asynchronous checkpoint, for which the next one waits."""
-    concurrent.futures.ThreadPoolExecutor(1).submit(save_checkpoint).result()
-
-
 def reduce_in_two_orders():
     """Two threads with a group each; rank 3 begins with the other one and waits for it."""
     groups = [dist.new_group(), dist.new_group()]
@@ -645,14 +639,7 @@ NUMBERED = {
     "talk_very_slowly": lambda number: talk(number, talks.nap(15)),
     "first_evaluates": lambda number: talk(number, talks.nap(6, of=0)),
     "talk_12": lambda number: follow(number, protocols.long_steps(12)),
-    "talk_30": lambda number: follow(number, protocols.long_steps(30)),
-    "first_evaluates_20": lambda number: follow(number, protocols.long_steps(20, of=0)),
-    "last_slow_15": lambda number: follow(number, protocols.long_steps(15, of=last_rank())),
-    "nap_12": lambda number: steps(number, lambda: time.sleep(12)),
     "busy_15": lambda number: steps(number, lambda: busy_for(15)),
-    "first_evaluates_busy": lambda number: steps(number, lambda: rank() == 0 and busy_for(20)),
-    "first_saves": lambda number: steps(number, lambda: rank() == 0 and time.sleep(20)),
-    "load_slowly": lambda number: loading(number, 12),
     "drawn_steps": lambda number: follow(number, plans.steps()),
     "slow_steps": lambda number: follow(number, slowness.steps()),
     "one_loads_slowly": lambda number: loading(number, 15 if rank() == last_rank() else 0.02),
@@ -660,7 +647,6 @@ NUMBERED = {
 
 
 def talk(number, pause):
-    """Steps over own connections."""
     follow(number, talks.steps_over_tcp(pause))
 
 

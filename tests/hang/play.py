@@ -7,19 +7,27 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from nodeready.lab import processes
 from tests.command import wait_for
+from tests.hang.pythons import Python, found, needed
 from tests.hang.scenarios import Scenario
 
 HERE = Path(__file__).parent
+#: Where a command finds py-spy, which nobody has deployed here: beside this Python.
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 #: What a rank's environment can take, with what the tests' own has.
 _ROOM = "NODEREADY_TEST_ROOM"
 
@@ -118,8 +126,6 @@ class Stable:
 
 @dataclass
 class Play:
-    """One scenario's job."""
-
     scenario: Scenario
     stable: Stable
     place: Path
@@ -158,7 +164,6 @@ class Play:
         return {rank: self.told(rank)[0] for rank in self.scenario.parts}
 
     def family(self) -> list[int]:
-        """All processes of the job."""
         return in_sessions(set(self.pids().values()))
 
     def log(self) -> str:
@@ -284,3 +289,35 @@ class Play:
     def _killed(self, pid: int, undo: contextlib.ExitStack) -> None:
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not Path(f"/proc/{pid}").exists())
+
+
+@contextlib.contextmanager
+def playing(
+    scenario: Scenario, stable: Stable, place: Path, plan: dict[str, Any] | None = None
+) -> Iterator[Play]:
+    """A job that is not started yet, in this new directory; it is ended, and nothing is left."""
+    place.mkdir()
+    if plan is not None:
+        (place / "plan.json").write_text(json.dumps(plan))
+    play = Play(scenario, stable, place)
+    try:
+        yield play
+    finally:
+        play.end()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def stable(lab_machine: None) -> Iterator[Callable[..., Stable]]:
+    """A factory of Pythons that fork ranks, one of each; None: the first that has torch."""
+    started: dict[Python, Stable] = {}
+
+    def take(python: Python | None = None) -> Stable:
+        python = python or needed(next(iter(found()), None))
+        if python not in started:
+            started[python] = Stable(python.path)
+        return started[python]
+
+    yield take
+    for python in started.values():
+        python.end()

@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Client, Listener
 
 from talks import (
     clients,
@@ -88,18 +87,6 @@ def ask_udp():
     own.recv(1)
 
 
-def serve_connection():
-    with Listener(("127.0.0.1", 0)) as listener:
-        publish(listener.address[1])
-        _kept = [listener.accept() for _ in range(world() - 1)]
-        read_shard()
-
-
-def ask_connection():
-    with Client(("127.0.0.1", port_of(0))) as connection:
-        connection.recv()
-
-
 def pour():
     """Sends more than fits, and rank 0 takes nothing."""
     connect().sendall(b"x" * (64 << 20))
@@ -153,15 +140,6 @@ def zmq_req():
     own = zmq_socket("REQ", port_of(0))
     own.send(b"x")
     own.recv()
-
-
-def zmq_push():
-    _kept = zmq_socket("PUSH")
-    read_shard()
-
-
-def zmq_pull():
-    zmq_socket("PULL", port_of(0)).recv()
 
 
 def zmq_router():
@@ -337,13 +315,12 @@ def wait_mutex():
 # --- Healthy: long steps of their own, until the test says so.
 
 
-def long_steps(seconds, of=None):
+def long_steps(seconds):
     """As `talks.steps_over_tcp`, where the others' words are taken in a thread."""
     connection = None if rank() == 0 else connect()
     connections = clients(listen()) if rank() == 0 else {}
     for step in itertools.count(1):
-        if of in (None, rank()):
-            time.sleep(seconds)
+        time.sleep(seconds)
         if connection:
             connection.sendall(b"x")
             end = connection.recv(1) == b"e"

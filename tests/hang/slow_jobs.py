@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import subprocess
@@ -58,8 +57,6 @@ def slow_job(seed: str, is_slow: bool, passing: bool = False) -> tuple[Scenario,
 
 
 def prepare(place: Path, plan: dict[str, Any], world: int) -> None:
-    """What the ranks need in their directory."""
-    (place / "plan.json").write_text(json.dumps(plan))
     if plan["kind"] == "storage":
         for rank in range(world):
             with open(place / f"shard-{rank}", "wb") as file:

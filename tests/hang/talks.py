@@ -16,8 +16,6 @@ import socket
 import threading
 import time
 import urllib.request
-import xmlrpc.client
-import xmlrpc.server
 from multiprocessing.managers import BaseManager
 
 LONG = 3600
@@ -74,7 +72,6 @@ def connect(other=0):
 
 
 def fetch_parameters():
-    """Waits for an answer of rank 0."""
     connect().recv(1)
 
 
@@ -120,7 +117,6 @@ def gather_of_any():
 
 
 def ring(act=None):
-    """Each rank takes from the one before it."""
     server = listen()
     after = connect((rank() + 1) % world())
     (before,) = clients(server, 1).values()
@@ -201,17 +197,6 @@ def ask_http_and_serve():
     _kept = listen()
     server = port_of(0)
     urllib.request.urlopen(f"http://127.0.0.1:{server}/", timeout=LONG).read()
-
-
-def serve_xmlrpc():
-    server = xmlrpc.server.SimpleXMLRPCServer(("127.0.0.1", 0), logRequests=False)
-    publish(server.server_address[1])
-    server.register_function(read_shard)
-    server.serve_forever()
-
-
-def ask_xmlrpc():
-    xmlrpc.client.ServerProxy(f"http://127.0.0.1:{port_of(0)}").read_shard()
 
 
 class Tasks(BaseManager):
@@ -315,19 +300,6 @@ def prefetch():
     batches.get()
 
 
-def join_queue():
-    batches = queue.Queue()
-
-    def drain():
-        batches.get()
-        read_shard()
-        batches.task_done()
-
-    batches.put(1)
-    threading.Thread(target=drain, daemon=True).start()
-    batches.join()
-
-
 def map_in_threads():
     from multiprocessing.pool import ThreadPool
 
@@ -370,55 +342,6 @@ def poll_future():
             return future.result(timeout=1)
 
 
-def two_producers():
-    """One of two has given all that it has, and has ended; the other reads."""
-    batches = queue.Queue()
-    threading.Thread(target=batches.put, args=(1,), daemon=True).start()
-    threading.Thread(target=lambda: batches.put(read_shard()), daemon=True).start()
-    batches.get()
-    batches.get()
-
-
-def prefetch_of_prefetch():
-    """A thread decodes what another one reads."""
-    raw, decoded = queue.Queue(2), queue.Queue(2)
-    threading.Thread(target=lambda: raw.put(read_shard()), daemon=True).start()
-    threading.Thread(target=lambda: decoded.put(raw.get()), daemon=True).start()
-    decoded.get()
-
-
-def full_queue():
-    """The main thread puts, and whoever takes reads."""
-    batches = queue.Queue(1)
-
-    def upload():
-        batches.get()
-        read_shard()
-
-    threading.Thread(target=upload, daemon=True).start()
-    for number in range(3):
-        batches.put(number)
-
-
-def thread_barrier():
-    meeting = threading.Barrier(2)
-    threading.Thread(target=lambda: (read_shard(), meeting.wait()), daemon=True).start()
-    meeting.wait()
-
-
-def thread_semaphore():
-    slots = threading.Semaphore(0)
-    threading.Thread(target=lambda: (read_shard(), slots.release()), daemon=True).start()
-    slots.acquire()
-
-
-def gather_threads():
-    async def work():
-        await asyncio.gather(asyncio.to_thread(abs, 1), asyncio.to_thread(read_shard))
-
-    asyncio.run(work())
-
-
 def in_process_pool():
     with concurrent.futures.ProcessPoolExecutor(1) as pool:
         pool.submit(read_shard).result()
@@ -443,13 +366,6 @@ def take_of_process():
     """A queue that a process fills."""
     batches = multiprocessing.Queue()
     multiprocessing.Process(target=read_shard, daemon=True).start()
-    batches.get()
-
-
-def ask_in_prefetcher():
-    """A prefetcher asks rank 0 over TCP, and the main thread waits for its queue."""
-    batches = queue.Queue(2)
-    threading.Thread(target=lambda: batches.put(fetch_parameters()), daemon=True).start()
     batches.get()
 
 

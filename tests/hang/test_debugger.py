@@ -2,14 +2,12 @@
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from nodeready.agent import run as supervisor
 from tests.command import wait_for
-from tests.hang.play import free_port
+from tests.hang.play import PATH, free_port
 from tests.hang.pythons import DEBIAN, found, missing
 
 TRAIN = """
@@ -52,9 +50,8 @@ def test_a_rank_of_torchrun_waits_and_all_go_on(tool, tmp_path, wraps):
         look = ("stacks", "--local", "--match", str(train), "--attach", "1")
         typed = tmp_path / "typed"
         typed.write_text("p loss\nn\nc\n")
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with typed.open() as stdin:
-            done = tool(*look, stdin=stdin, env={"PATH": path})
+            done = tool(*look, stdin=stdin, env={"PATH": PATH})
         assert done.status == 0, done
         assert "tensor([2.])" in done.out
         assert job.wait(60) == 0

@@ -1,7 +1,6 @@
 """The same hang under every launcher: each rank is found, by its number, and the culprit is first.
 
 Each runs in process and mount namespaces of its own: what is found is its, and all ends with it.
-Slurm's step runs on nodes of the lab.
 """
 
 import contextlib
@@ -18,10 +17,9 @@ from typing import Any
 import pytest
 
 from tests import cases
-from tests.builders.proof import put_py_spy
 from tests.command import Tool, wait_for
-from tests.hang.play import HERE, free_port
-from tests.hang.pythons import DEBIAN, found, missing, needed
+from tests.hang.play import HERE, PATH, free_port
+from tests.hang.pythons import missing, needed
 
 pytestmark = pytest.mark.nightly
 
@@ -32,33 +30,18 @@ LAUNCHED = HERE / "launched"
 class Launcher:
     """A row of `launchers.json`.
 
-    command:  for a shell, in the directory of the launched programs; pieces of it. accelerate's
-              --cpu would start one process, whatever --num_processes says
-    ranks:    how many; the last one reads
-    module:   what the Python must have; "": torch alone
-    program:  what must be on this machine
-    numbered: whether anybody can tell the numbers of the ranks from outside
+    command: for a shell, in the directory of the launched programs; pieces of it
+    ranks:   how many; the last one reads
+    program: what must be on this machine
     """
 
     name: str
     command: list[str]
     ranks: int = 2
-    module: str = ""
     program: str = ""
-    numbered: bool = True
 
 
 LAUNCHERS = tuple(Launcher(**row) for row in cases.read(HERE / "launchers.json"))
-
-
-def rows() -> Iterator[Any]:
-    """Launcher and Python: all on the newest torch, and what another Python has installed."""
-    pythons = [python for python in found() if not python.debian]
-    for number, python in enumerate(pythons or (None,)):
-        name = python.name if python else "newest"
-        for launcher in LAUNCHERS:
-            if not number or python.has(launcher.module):
-                yield pytest.param(python, launcher, id=f"{name}-{launcher.name}")
 
 
 class Box:
@@ -91,13 +74,11 @@ def box(lab_machine: None) -> Iterator[Box]:
 
 
 def look(box: Box, tool: Tool) -> tuple[dict[str, Any], str]:
-    """The document and the table."""
     directory = tool.home / "kept"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     words = ["-m", "nodeready", "stacks", "--local", "-v", "-o", str(directory)]
     done = subprocess.run(
         box.argv(sys.executable, *words),
-        env=tool.environment(PATH=path),
+        env=tool.environment(PATH=PATH),
         capture_output=True,
         text=True,
         timeout=120,
@@ -113,9 +94,7 @@ def start(box: Box, command: str, place: Path, home: Path) -> subprocess.Popen[b
         "PATH": os.environ["PATH"],
         "HOME": str(home),
         "OMP_NUM_THREADS": "1",
-        "HANG_DIRECTORY": str(place),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "RAY_TRAIN_V2_ENABLED": "1",
     }
     with open(place / "log", "w") as log:
         return subprocess.Popen(
@@ -134,7 +113,7 @@ def mistakes(launcher: Launcher, document: dict[str, Any], pids: dict[int, int])
     ranks = {process["rank"]: pid for pid, process in processes.items()}
     if {*processes} != {*pids.values()}:
         wrong.append(f"processes are {sorted(processes)}, not {pids}")
-    if launcher.numbered and (ranks != pids or document["world_size"] != launcher.ranks):
+    if ranks != pids or document["world_size"] != launcher.ranks:
         wrong.append(f"ranks are {ranks} of {document['world_size']}, not {pids}")
     first = [pid for pid, process in processes.items() if process["group"] == 0]
     if first != [pids[launcher.ranks - 1]] or document["groups"][0]["role"] != "suspect":
@@ -144,13 +123,11 @@ def mistakes(launcher: Launcher, document: dict[str, Any], pids: dict[int, int])
     return wrong
 
 
-@pytest.mark.parametrize(("python", "launcher"), list(rows()))
-def test_every_rank_is_found_and_the_last_is_the_culprit(python, launcher, box, tool, tmp_path):
-    python = needed(python)
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
+def test_every_rank_is_found_and_the_last_is_the_culprit(launcher, box, tool, tmp_path):
+    python = needed()
     if launcher.program and not shutil.which(launcher.program):
         missing(f"no {launcher.program} here (scripts/setup.sh all)", in_ci=True)
-    if launcher.module and not python.has(launcher.module):
-        pytest.skip(f"no {launcher.module} in {python.path}: too heavy to install for the tests")
     place = tmp_path / "job"
     place.mkdir()
     os.mkfifo(place / "fifo")
@@ -181,45 +158,3 @@ def test_every_rank_is_found_and_the_last_is_the_culprit(python, launcher, box, 
     pids = {rank: int((place / f"stand-{rank}").read_text()) for rank in ranks}
     assert not mistakes(launcher, document, pids), table
     assert "read_shard" in table
-
-
-#: A step of Slurm's with a rank on each node; srun gives each its number.
-_SRUN = """#!/bin/sh
-export MASTER_ADDR=$(scontrol show hostnames | head -1) MASTER_PORT=29500 OMP_NUM_THREADS=1
-exec srun -n3 /usr/bin/python3 /run/launched/script.py /run/launched
-"""
-
-
-def test_srun_with_a_rank_on_each_node(slurm_lab, tool, fleet, tmp_path):
-    """Debian's torch: the nodes have it, whatever this machine has beside."""
-    if DEBIAN not in found():
-        missing("no torch for /usr/bin/python3 (Debian: python3-torch)", in_ci=False)
-    nodes = slurm_lab.nodes
-    files = {rank: Path(f"/proc/{node.pid}/root/run/launched") for rank, node in enumerate(nodes)}
-    for node in nodes:
-        put_py_spy(node)
-        for name in ("rank.py", "script.py"):
-            node.write(f"/run/launched/{name}", (LAUNCHED / name).read_text())
-        node.enter(["mkfifo", "/run/launched/fifo"])
-        node.enter(["chmod", "-R", "a+rwX", "/run/launched"])
-    script = tmp_path / "job.sh"
-    script.write_text(_SRUN)
-    where = ("-N3", "-n3", "--ntasks-per-node=1", "--overcommit", "-D", "/tmp", "-o", "/tmp/out")
-    job = slurm_lab.slurm_run("sbatch", "--parsable", *where, str(script)).stdout.strip()
-    try:
-        wait_for(lambda: all((at / f"stand-{rank}").exists() for rank, at in files.items()))
-        done = tool("stacks", fleet(nodes), "--job", job, "--format", "json")
-        assert done.status == 0, done
-        document = json.loads(done.out)
-        (files[2] / "fifo").write_text("go")
-        wait_for(lambda: all((at / f"done-{rank}").exists() for rank, at in files.items()))
-    finally:
-        slurm_lab.slurm_run("scancel", job)
-        for node in nodes:
-            node.enter(["rm", "-rf", "/run/launched"])
-    first, rest = document["groups"]
-    assert (document["job"], document["world_size"]) == (job, 3)
-    assert (first["ranks"], first["role"], first["nodes"]) == ([2], "suspect", [nodes[2].name])
-    assert (rest["ranks"], rest["role"]) == ([0, 1], "victim")
-    assert document["verdict"]["kind"] in ("late", "storage")
-    assert document["verdict"]["suspects"][0]["ranks"] == [2]

@@ -4,9 +4,7 @@ import datetime
 import itertools
 import json
 import os
-import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,11 @@ import pytest
 
 from tests.command import Done, Tool, wait_for
 from tests.hang.generated import generated
-from tests.hang.play import Play, Stable, held
-from tests.hang.pythons import Python, found, needed
+from tests.hang.play import PATH, Play, held, playing, stable
+from tests.hang.pythons import found, needed
 from tests.hang.scenarios import SCENARIOS, Scenario
+
+__all__ = ["stable"]
 
 
 def rows() -> Iterator[Any]:
@@ -39,21 +39,6 @@ def rows() -> Iterator[Any]:
             )
 
 
-@pytest.fixture(scope="module")
-def stable(lab_machine: None) -> Iterator[Callable[[Python], Stable]]:
-    """A factory of Pythons that fork ranks, one of each."""
-    started: dict[Python, Stable] = {}
-
-    def take(python: Python) -> Stable:
-        if python not in started:
-            started[python] = Stable(python.path)
-        return started[python]
-
-    yield take
-    for python in started.values():
-        python.end()
-
-
 def command(pid: int) -> str:
     """Its command line; "": it has ended."""
     try:
@@ -67,13 +52,11 @@ def look(tool: Tool, play: Play) -> tuple[Done, dict[str, Any]]:
     directory = tool.home / "kept"
     family = {pid: command(pid) for pid in play.family()}
     before, step = held(family), play.told(0)[2]
-    # py-spy is beside this Python, where nobody has deployed it.
-    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     # What hangs is known to: no longer look is needed.
     how = () if play.scenario.healthy else ("--interval", "2")
     how += ("--native",) if play.scenario.native else ()
     words = ("stacks", "--local", "--job", play.job, "-v", "-o", directory, *how)
-    done = tool(*words, env=path)
+    done = tool(*words, env={"PATH": PATH})
     assert held(family) == before
     if play.scenario.healthy:
         # Its children come and go.
@@ -124,10 +107,7 @@ def test_the_culprit_is_first(python, scenario, stable, tool, tmp_path):
     used = needed(python)
     if scenario.module and not used.has(scenario.module):
         pytest.skip(f"no {scenario.module} in {used.path}")
-    place = tmp_path / "job"
-    place.mkdir()
-    play = Play(scenario, stable(used), place)
-    try:
+    with playing(scenario, stable(used), tmp_path / "job") as play:
         play.start()
         play.hangs()
         with play.fault():
@@ -136,9 +116,6 @@ def test_the_culprit_is_first(python, scenario, stable, tool, tmp_path):
         if scenario.ends:
             play.go_on()
         assert not wrong, f"{wrong}\n{done}\n{json.dumps(document['verdict'], indent=1)}"
-    finally:
-        play.end()
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def drawn() -> Iterator[Any]:
@@ -153,18 +130,11 @@ def drawn() -> Iterator[Any]:
 @pytest.mark.parametrize("seed", list(drawn()))
 def test_of_a_drawn_hang_nobody_but_the_first_is_accused(seed, stable, tool, tmp_path):
     scenario, plan = generated(seed)
-    place = tmp_path / "job"
-    place.mkdir()
-    (place / "plan.json").write_text(json.dumps(plan))
-    play = Play(scenario, stable(needed(next(iter(found()), None))), place)
-    try:
+    with playing(scenario, stable(), tmp_path / "job", plan) as play:
         play.start()
         play.hangs()
         with play.fault():
             verdict = look(tool, play)[1]["verdict"]
-    finally:
-        play.end()
-        shutil.rmtree(place, ignore_errors=True)
     accused = {rank for suspect in verdict["suspects"] for rank in suspect["ranks"]}
     assert accused <= set(sum(scenario.suspects, ())), (seed, scenario.what, plan, verdict)
     assert verdict["kind"] in (*scenario.kinds, "unclear"), (seed, scenario.what, plan, verdict)

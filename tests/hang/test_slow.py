@@ -3,19 +3,17 @@
 import datetime
 import json
 import os
-import shutil
 import statistics
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.command import wait_for
-from tests.hang.play import Play, Stable
-from tests.hang.pythons import found, needed
+from tests.hang.play import PATH, Play, playing, stable
 from tests.hang.slow_jobs import prepare, shaped, slow_job, slowed
+
+__all__ = ["stable"]
 
 #: Minimum factor of a rank that must be named: the load of the tests beside it lets a smaller one
 #: pass for chance, and `unclear` is right then.
@@ -30,13 +28,6 @@ def drawn() -> Iterator[Any]:
         yield pytest.param(sort, f"{night}-{number}", id=f"{sort}-{number}")
 
 
-@pytest.fixture(scope="module")
-def stable(lab_machine: None) -> Iterator[Stable]:
-    started = Stable(needed(next(iter(found()), None)).path)
-    yield started
-    started.end()
-
-
 def worked(play: Play, slow: int) -> float:
     """How many times as long as its peers this rank works, by their own words."""
     seconds = {r: float(play.file(f"work-{r}").read_text()) for r in play.scenario.parts}
@@ -49,24 +40,16 @@ def worked(play: Play, slow: int) -> float:
 @pytest.mark.parametrize(("sort", "seed"), list(drawn()))
 def test_the_slow_rank_is_named_and_no_other(sort, seed, stable, tool, tmp_path):
     scenario, plan = slow_job(seed, sort == "slow", sort == "passing")
-    place = tmp_path / "job"
-    place.mkdir()
-    prepare(place, plan, scenario.world)
-    play = Play(scenario, stable, place)
-    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     factor = 1.0
-    try:
-        with shaped(plan):
-            play.start()
-            wait_for(play._there)
-            with slowed(play, plan):
-                words = ("stacks", "--local", "--job", play.job, "--slow", "60s")
-                done = tool(*words, "-o", tool.home / "kept", env=path)
-                if sort == "slow" and plan["kind"] != "network":
-                    factor = worked(play, plan["slow"])
-    finally:
-        play.end()
-        shutil.rmtree(place, ignore_errors=True)
+    with playing(scenario, stable(), tmp_path / "job", plan) as play, shaped(plan):
+        prepare(play.place, plan, scenario.world)
+        play.start()
+        wait_for(play._there)
+        with slowed(play, plan):
+            words = ("stacks", "--local", "--job", play.job, "--slow", "60s")
+            done = tool(*words, "-o", tool.home / "kept", env={"PATH": PATH})
+            if sort == "slow" and plan["kind"] != "network":
+                factor = worked(play, plan["slow"])
     verdict = json.loads((tool.home / "kept/stacks.json").read_text())["verdict"]
     named = [rank for suspect in verdict["suspects"] for rank in suspect["ranks"]]
     must = sort == "slow" and (factor >= NAMED or plan["kind"] == "network")

@@ -23,20 +23,8 @@ def has(module, act):
     return hasattr(__import__(module), act)
 
 
-def script(act):
-    """The same as a file."""
-    name = f"train-{os.environ['RANK']}.py"
-    with open(name, "w") as file:
-        file.write(words(act)[2])
-    return name
-
-
 def run_c(act):
     subprocess.run(words(act), check=True)
-
-
-def run_script(act):
-    subprocess.run([sys.executable, script(act)], check=True)
 
 
 def run_below_shell(act):
@@ -56,14 +44,16 @@ def run_and_capture(act):
 
 
 def run_twice(act):
-    """A wrapper of a wrapper."""
     inner = f"import subprocess; subprocess.run({words(act)!r})"
     subprocess.run([sys.executable, "-c", inner], check=True)
 
 
 def run_debugged(act):
     """Below a debugger that was told to go on: the same process."""
-    os.execv(sys.executable, [sys.executable, "-m", "pdb", "-c", "continue", script(act)])
+    name = f"train-{os.environ['RANK']}.py"
+    with open(name, "w") as file:
+        file.write(words(act)[2])
+    os.execv(sys.executable, [sys.executable, "-m", "pdb", "-c", "continue", name])
 
 
 def run_shell(act):
@@ -84,7 +74,6 @@ def beside_monitor(act):
 
 
 def run_stopped(act):
-    """Its child stops itself."""
     stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
     subprocess.run([sys.executable, "-c", stop], check=True)
 

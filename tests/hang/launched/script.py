@@ -1,13 +1,12 @@
-"""A script under torchrun, mpirun, srun, accelerate, deepspeed or a shell's loop."""
+"""A script under torchrun, mpirun or a shell's loop."""
 
 import os
 import sys
 
 import rank
 
-for own, theirs in (("RANK", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"),
-                    ("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS")):  # fmt: skip
-    if own not in os.environ and theirs in os.environ:
-        os.environ[own] = os.environ[theirs]
+for name in ("RANK", "WORLD_SIZE"):
+    if name not in os.environ and f"OMPI_COMM_WORLD_{name}" in os.environ:
+        os.environ[name] = os.environ[f"OMPI_COMM_WORLD_{name}"]
 rank.join()
-rank.train(os.environ.get("HANG_DIRECTORY") or sys.argv[-1])
+rank.train(sys.argv[-1])

@@ -26,8 +26,6 @@ MTU = ("setting", "nics.interfaces[eth0].mtu", 1500, 9000)
 
 @pytest.fixture
 def compared(run, monkeypatch, tmp_path):
-    """Runs `diff`; returns its exit code and its document."""
-
     def go(nodes: dict[str, Any], *words: str) -> tuple[int, Any]:
         def names(inventory, options, note):
             chosen = options.limit.split(",") if options.limit else nodes

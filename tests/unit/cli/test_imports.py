@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.cli import _COMMANDS, cli
+from nodeready.cli import _COMMANDS
 from nodeready.core.exit_codes import Refused
 from nodeready.runs import targets
 
@@ -124,14 +124,6 @@ def test_what_talks_to_nodes_is_imported_into_a_patched_library(name):
     assert code == 2
     assert errors == f"nodeready: No such option '--nosuch'.\nTry 'nodeready {name} --help'.\n"
     assert "gevent" in heavy
-
-
-def test_every_command_of_the_list_is_there():
-    context = cli.make_context("nodeready", ["audit"], resilient_parsing=True)
-    for name, about in _COMMANDS.items():
-        command = cli.get_command(context, name)
-        assert command is not None
-        assert (command.name, bool(command.help), about[-1]) == (name, True, ".")
 
 
 def test_a_user_without_a_name_is_told_before_any_node_is_asked(monkeypatch, tmp_path):

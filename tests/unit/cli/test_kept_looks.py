@@ -45,7 +45,6 @@ MEMORY_MB = "host.memory_total_mb"
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """The file of the memory."""
     return tmp_path / "state" / "nodeready" / "memory.db"
 
 
@@ -302,7 +301,6 @@ def test_recorded_verdicts_are_kept_without_facts(memory, run):
 
 
 def made(kind: Any, **values: Any) -> Any:
-    """A complete document with these values."""
     return kind(**{field.name: None for field in fields(kind)} | {"complete": True} | values)
 
 

@@ -19,7 +19,6 @@ def state(tmp_path, monkeypatch):
 
 
 def fail(words: str, names: str, limit: str | None = None, **options: object) -> None:
-    """A run in which these nodes fail."""
     loaded, _, policies = targets.load_targets(words, targets.TargetOptions(limit=limit), print)
     nodes = targets.Targets(Fake(dict.fromkeys(policies, AWAY)), policies, loaded)
     nodes.remember_failed(expand(names), **options)
@@ -58,13 +57,6 @@ def test_this_machine_is_no_node_to_ask_again():
     fail("n[1-2]", "n1")
     targets.local_targets(targets.Policy()).remember_failed(["n2"])
     assert chosen("n[1-2]") == ["n1"]
-
-
-@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.nightly)])
-def test_many_failed_nodes_are_selected(count, state):
-    names = f"n[00001-{count:05}]"
-    fail(names, names)
-    assert len(state.read_text().splitlines()) == len(chosen(names)) == count
 
 
 def test_a_deploy_that_only_looks_writes_nothing(run, tmp_path):

@@ -27,14 +27,6 @@ def test_a_watch_prints_what_changes_and_ends_with_130(run, monkeypatch):
     ]
 
 
-def test_a_signal_between_two_looks_ends_a_watch(run, monkeypatch):
-    def stop(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(time, "sleep", stop)
-    assert run({"a": SOUND}, "audit", "--only", "ptrace", "--watch", "5").code == 130
-
-
 @pytest.mark.parametrize("words", [("--format", "json"), ("-o", "x.json"), ("--recorded", "/var")])
 def test_a_watch_refuses_what_it_cannot_do(words, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

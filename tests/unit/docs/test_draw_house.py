@@ -1,7 +1,5 @@
 """The picture of the rooms shows the imports as they are."""
 
-from xml.etree import ElementTree
-
 import draw_house
 import pytest
 
@@ -57,25 +55,5 @@ def test_an_import_of_a_lower_room_is_named_with_its_file(package):
     assert "a: not on the list" in draw_house.order_problems(rooms, ["b"])[0]
 
 
-def test_a_floor_is_the_longest_way_down():
-    graph = {"a": {"b", "c"}, "b": {"c"}, "c": {"d"}, "d": set(), "f": set()}
-    assert draw_house.floors(graph) == {"a": 3, "b": 2, "c": 1, "d": 0, "f": 0}
-    assert draw_house.cycle(graph) == []
-
-
 def test_a_circle_is_named_with_its_nodes():
     assert set(draw_house.cycle({"c": {"d"}, "d": {"e"}, "e": {"d"}})) == {"d", "e"}
-
-
-def test_the_picture_has_every_room_and_no_arrow_that_a_longer_way_implies(package):
-    imports = {"a": "", "b": "a", "c": "b a", "d": "c z", "z": ""}
-    modules = {
-        f"{name}.py": "".join(f"import nodeready.{other}\n" for other in others.split())
-        for name, others in imports.items()
-    }
-    rooms, order = draw_house.read(package(modules))[0], ["a", "z", "b", "c", "d"]
-    drawn = ElementTree.fromstring(draw_house.picture(rooms, {"a": "<the & first>"}, order))
-    texts = {element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")}
-    assert {*order, "<the & first>"} <= texts
-    # b-a, c-b, d-c and d-z: c reaches a through b.
-    assert len(drawn.findall("{http://www.w3.org/2000/svg}path")) == 4

@@ -53,10 +53,6 @@ def fixed_words(message: str) -> str:
     return max((part.strip(" .,;:()'-/$") for part in parts), key=len)
 
 
-def test_the_longest_fixed_words_of_a_message_are_taken():
-    assert fixed_words("PATH: a link of USER: not followed") == "not followed"
-
-
 def test_the_page_quotes_many_messages():
     assert len(quoted_messages()) > 80
 

@@ -1,7 +1,6 @@
 """The pictures are recorded ones, are shown, and come from nowhere else."""
 
 import re
-import struct
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,7 +10,6 @@ from tests.unit.docs.pages import DOCS, PAGES, ROOT
 
 PICTURES = sorted((DOCS / "images").glob("*"))
 _DRAWN = [path for path in PICTURES if path.suffix != ".png"]
-_TAKEN = [path for path in PICTURES if path.suffix == ".png"]
 _SHOWN = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
 
 
@@ -40,16 +38,3 @@ def test_a_picture_needs_no_other_server(path):
     ElementTree.fromstring(text)
     assert set(re.findall(r"\w+://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"@import|@font-face|url\((?!#|\"#)|<script|<image", text)
-
-
-@pytest.mark.parametrize("path", _TAKEN, ids=_name)
-def test_a_picture_of_a_browser_is_whole_and_fits_a_page(path):
-    data = path.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert data[12:16] == b"IHDR"
-    assert data[-8:-4] == b"IEND"
-    width, height = struct.unpack(">II", data[16:24])
-    assert 800 <= width <= 2000
-    assert 400 <= height <= 3000
-    # An empty page is smaller.
-    assert 50_000 < len(data) < 500_000

@@ -183,7 +183,6 @@ def unpacked(text: str) -> None:
 
 
 def looks(profile: str) -> st.SearchStrategy[str]:
-    """Looks with one mutated section."""
     whole = recorded(profile)
     names = st.sampled_from([name for name, text in whole.items() if text])
     return names.flatmap(

@@ -125,7 +125,6 @@ def spoiled_nodes(name: str, value: str) -> list[Does]:
 
 
 def rows_of(name: str, document: dict[str, Any]) -> list[Any]:
-    """The rows of the sound nodes."""
     if name == "tail":
         files = [file for group in document["groups"] for file in group["files"]]
         rows = [(file["node"], file["path"], file["size_bytes"]) for file in files]

@@ -102,7 +102,6 @@ NODES: dict[str, Callable[[], dict[str, Node]]] = {
 
 
 def sound(node: Node) -> set[str]:
-    """The checks that are ok."""
     return {name for name, result in node.judged().items() if result.status == "ok"}
 
 

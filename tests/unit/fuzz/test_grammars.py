@@ -53,6 +53,7 @@ from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.checks import cause_of
 from tests.builders.hostile import FILTER, PIECES, RECORDED, encoded, mutated, recorded
 from tests.builders.ras_port import member, missing, report
+from tests.cases import read_table
 from tests.paths import PACKAGE, ROOT
 from tests.unit.fuzz.alone import DO
 
@@ -279,26 +280,6 @@ TEXTS: dict[str, Any] = {
     "NVLink's errors": ((_ACTIVE / "nvlink-e-h100.txt").read_text(),),
     "ib_write_bw's text": tuple(path.read_text() for path in sorted(_ACTIVE.glob("ib*.txt"))),
     "DCGM's diagnostic": tuple(path.read_text() for path in sorted(_ACTIVE.glob("*.json"))),
-    "strace's lines": (
-        "[pid 7] recvfrom(3<socket:[14655]>,  <unfinished ...>\n"
-        '[pid 8] openat(AT_FDCWD</w>, "/a", O_RDONLY) = 5</a>\n'
-        "[pid 7] <... recvfrom resumed>0x7f, 1, 0, NULL, NULL) = -1 EAGAIN (Resource ...)\n"
-        'poll([{fd=4<pipe:[9]>, events=POLLIN}], 1, 0) = 0 (Timeout)\nwrite(1</b>, "a", 1) = 1\n',
-    ),
-    "what an undo takes back": (
-        "ptrace.files remove /etc/sysctl.d/x.conf\nptrace.files diff -kernel.yama = 0\n"
-        "limits.files changed /etc/a b\nlimits.files failed /x: Read-only file system\n",
-    ),
-    "a record of Slurm": (
-        "JobID|State|ExitCode|NodeList\n77|FAILED|1:0|gpu[1-2]\n77.0|FAILED|1:0|gpu1\n",
-        "Job ID: 77\nCluster: c\nUser/Group: u/u\nState: FAILED (exit code 1)\nNodes: 2\n",
-        '{"jobs": [{"job_id": 77, "state": {"current": ["FAILED"]}, "steps": []}]}',
-    ),
-    "a kernel's log": (
-        "[ 12.5] rtc: setting system clock to 2026-03-01T12:00:00 UTC (1772366400)\n"
-        "[Sun Mar  1 12:00:09 2026] Out of memory: Killed process 4711 (python3)\n"
-        "Mar  1 12:00:09 n kernel: [ 21.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, lost\n",
-    ),
     "a recorder's dump": tuple(
         path.read_bytes().decode("latin-1") for path in sorted(_RECORDS.glob("late*"))
     ),
@@ -386,26 +367,7 @@ _PARSER = re.compile(
 _TAKES = ("str", "str | bytes", "bytes", "Output", "Iterable[Line]", "Iterable[str]",
           "Mapping[str, Output]")  # fmt: skip
 #: Where else a parser is fuzzed, or why nobody else writes its text -> its names.
-ELSEWHERE = {
-    "test_answers.py": "agent/stacks/program.py:unpack subjects/proof/facts.py:read "
-    "core/probe_script.py:unpack core/probe_script.py:parse_answer "
-    "subjects/snapshot.py:read "
-    "subjects/gpus/nvidia.py:_parse_whole runs/tail.py:parse_tail runs/stacks/trace.py:parse",
-    "tests/unit/node": "agent/cores/core_file.py:parse agent/smoke/orders.py:read",
-    "a file of /proc": "agent/cores/gcore.py:_read "
-    "agent/proofs/session.py:_parse_limits "
-    "agent/stacks/processes.py:_read",
-    "a path of ours": "agent/gate/here.py:_read agent/gate/gate.py:read",
-    "a text of ours or of the user": "fleet/inventory/labs.py:read "
-    "agent/cores/core_pattern.py:expand core/own_files.py:_parse_own_files "
-    "fleet/transport/ssh_config.py:expand fleet/transport/ssh_config.py:parse_jump_host "
-    "core/text.py:parse_span knowledge/__init__.py:read runs/values.py:read_directory "
-    "runs/values.py:read_gpus runs/values.py:read_ports runs/values.py:read_prefix "
-    "runs/values.py:read_batch "
-    "runs/values.py:read_python runs/postmortem/command.py:_read_directory",
-    "values that were decoded": "runs/ready/reach.py:_answers",
-    "test_postmortem_files.py": "agent/log_bytes.py:_unpack_by",
-}
+ELSEWHERE = read_table(__file__, "ELSEWHERE")
 
 
 def parsers() -> set[str]:

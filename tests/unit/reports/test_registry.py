@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -13,20 +12,10 @@ import pytest
 import nodeready.cli
 from nodeready.cli import cli
 from nodeready.fleet.transport import bundle
-from nodeready.reports.registry import FORMATS, Format, Options, find_format, format_names
+from nodeready.reports.registry import FORMATS, Format, find_format, format_names
 from tests.builders import stack_fleets
 
 ROWS = [row for rows in FORMATS.values() for row in rows.values()]
-IDS = [f"{row.document}-{row.name}" for row in ROWS]
-
-
-@pytest.mark.parametrize("row", ROWS, ids=IDS)
-def test_every_renderer_has_the_same_signature(row):
-    function = getattr(importlib.import_module(row.module), row.renderer.partition(":")[2])
-    (_, options) = inspect.signature(function).parameters.values()
-    assert (options.name, options.annotation, options.default) == ("options", "Options", Options())
-    returned = "Iterator[StyledLine]" if row.styled else "Iterator[str]"
-    assert inspect.signature(function).return_annotation == returned
 
 
 #: The documents of `--check` -> their commands.

@@ -40,7 +40,6 @@ from tests.builders.fleets import (
     SCOPE,
     audit,
     crowd,
-    fleet,
     lost,
     node,
     outcomes,
@@ -68,12 +67,6 @@ def test_three_hundred_findings_are_cut_and_counted():
     assert any("and 270 more" in line for line in shown)
     every = "\n".join(lines(crowd(300, 50), Options(verbose=1)))
     assert all(f"host.check_{i}" in every for i in range(300))
-
-
-def test_the_worst_stands_first():
-    words = [line.split()[0] for line in lines(fleet(100)) if line and not line.startswith(" ")]
-    order = ["unreachable", "fail", "fail", "unknown", "warn", "differs", "waived", "ok"]
-    assert words[: len(order)] == order
 
 
 def test_markup_of_a_node_is_text():
