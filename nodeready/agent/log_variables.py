@@ -148,8 +148,8 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
             is_managers = ends_well(origin.text, MANAGERS_ENDS)
             manager_finished = number if is_managers else manager_finished
         if match := PHRASES["own-rank"].search(origin.text):
-            said = own_ranks if origin.rank is None else renamed.setdefault(origin.rank, set())
-            said.add(int(match[1]))
+            numbers = own_ranks if origin.rank is None else renamed.setdefault(origin.rank, set())
+            numbers.add(int(match[1]))
         if not version and (match := _VERSION.search(origin.text)):
             version = match[1]
         if (match := _ADDRESS.search(origin.text)) and len(addresses) < _MAX_ADDRESSES:

@@ -165,8 +165,8 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     complaint = job.complaint(ranks) if event.has_phrase("only-ends") else ""
     last_words = complaint or event.last_words
     kind = meaning(complaint).kind if complaint else event.kind
-    said = f"{excerpt(last_words, 200)}; then " if last_words else ""
-    error = "; ".join((f"{said}{event.text}", *kernel_lines(behind)[:1]))
+    lead = f"{excerpt(last_words, 200)}; then " if last_words else ""
+    error = "; ".join((f"{lead}{event.text}", *kernel_lines(behind)[:1]))
     return Finding(
         ranks, nodes, failures=first.failures, kind=kind, frame=event.frame,
         sentence="{who}: {error}", words={"who": name, "error": error},

@@ -131,12 +131,12 @@ def killed(job: JobFailures) -> Finding | None:
     evidence += lines_of([first]) if first.event.text else []
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
     quoted = f": {first.event.text}" if first.is_by("is_quoted") or not ranks else ""
-    said = first.event.last_words or job.complaint(ranks)
-    if said and (not number or (number == signal.SIGABRT and PHRASES["cries"].search(said))):
+    complaint = first.event.last_words or job.complaint(ranks)
+    if complaint and (not number or (number == signal.SIGABRT and PHRASES["cries"].search(complaint))):
         # The first report of several says less than a log of the rank's own.
         is_known = first.rank in job.logged or {f.rank for f in order} == ranks
         finding = finding if is_known else replace(finding, ranks=(), nodes=())
-        return _complained(finding, first, said)
+        return _complained(finding, first, complaint)
     if not number:
         return _exited(finding, first, quoted)
     # The kernel names the process of a GPU's fault, which ends it. Xid 45 follows an end.
