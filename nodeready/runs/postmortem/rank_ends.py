@@ -132,7 +132,8 @@ def killed(job: JobFailures) -> Finding | None:
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
     quoted = f": {first.event.text}" if first.is_by("is_quoted") or not ranks else ""
     complaint = first.event.last_words or job.complaint(ranks)
-    if complaint and (not number or (number == signal.SIGABRT and PHRASES["cries"].search(complaint))):
+    is_cry = number == signal.SIGABRT and PHRASES["cries"].search(complaint)
+    if complaint and (not number or is_cry):
         # The first report of several says less than a log of the rank's own.
         is_known = first.rank in job.logged or {f.rank for f in order} == ranks
         finding = finding if is_known else replace(finding, ranks=(), nodes=())
