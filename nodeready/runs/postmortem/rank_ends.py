@@ -68,6 +68,11 @@ def limit(job: JobFailures) -> Finding | None:
     return None
 
 
+def _cries(number: int, complaint: str) -> bool:
+    """Whether a process that ended itself by a signal has said why."""
+    return number == signal.SIGABRT and PHRASES["cries"].search(complaint) is not None
+
+
 def killed(job: JobFailures) -> Finding | None:
     """A rank that ended by a signal or with a status, without an error in its log."""
     excused = ranks_in((*job.victims, *job.consequences))
@@ -132,8 +137,7 @@ def killed(job: JobFailures) -> Finding | None:
     finding = Finding(ranks, nodes, evidence, failures=[first], kind=kind_of_code(code))
     quoted = f": {first.event.text}" if first.is_by("is_quoted") or not ranks else ""
     complaint = first.event.last_words or job.complaint(ranks)
-    is_cry = number == signal.SIGABRT and PHRASES["cries"].search(complaint)
-    if complaint and (not number or is_cry):
+    if complaint and (not number or _cries(number, complaint)):
         # The first report of several says less than a log of the rank's own.
         is_known = first.rank in job.logged or {f.rank for f in order} == ranks
         finding = finding if is_known else replace(finding, ranks=(), nodes=())
