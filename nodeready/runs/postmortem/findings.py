@@ -19,8 +19,9 @@ from nodeready.subjects.gpus import xids
 
 #: Maximum characters of a failure in the first line; suspects in the document, and in that line.
 _MAX_TEXT, MAX_SUSPECTS, _NAMED = 400, 32, 4
-#: The sentences about an error, and about a limit.
+#: The sentences about an error, about a limit, and about pods that were taken away.
 ERROR, ENDED_BY = "{who}: {error}", "{by} ended the job: {reason}"
+ENDED_POD = "{by} ended {who}: {reason}"
 
 
 #: The Xid in a line of the kernel.

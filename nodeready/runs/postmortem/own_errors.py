@@ -52,6 +52,12 @@ def own_error(job: JobFailures) -> Finding | None:
     # What others' steps have survived, and nobody says again, is no cause beside another error.
     texts = {f.event.text for f in errors if not f.event.steps_on}
     errors = [f for f in errors if f.event.text in texts] or errors
+    # Who says only that a rank has ended, where its own log has the signal.
+    signals = {(f.rank, f.file) for f in job.ended if f.event.kind == "signal"}
+    errors = [
+        f for f in errors if not f.event.has_phrase("only-ends")
+        or all(rank != f.rank or file == f.file for rank, file in signals)
+    ]  # fmt: skip
     # What a limit has ended calls MPI_Abort, too.
     if any(f.event.kind == "limit" for f in job.ended):
         errors = [

@@ -24,6 +24,7 @@ from nodeready.agent.failure_rules import (
 from nodeready.runs.postmortem.evidence import RankFailure, reporter_of
 from nodeready.runs.postmortem.findings import (
     ENDED_BY,
+    ENDED_POD,
     ERROR,
     XID,
     Finding,
@@ -64,7 +65,11 @@ def limit(job: JobFailures) -> Finding | None:
         by = reporter_of(events[0].event.source if events else "slurm")
         words = {"by": by.get("manager", "the scheduler"), "reason": reason}
         lines = lines_of(events) + lines
-        return Finding(for_=lines, words=words, kind="limit", sentence=ENDED_BY)
+        # Who takes a pod, or its node, away ends the ranks there: the others lose them.
+        taken = [f for f in events if f.event.host and f.is_by("of_pods")]
+        ranks = ranks_in(taken)
+        kind, sentence = ("signal", ENDED_POD) if ranks else ("limit", ENDED_BY)
+        return Finding(ranks, for_=lines, words=words, kind=kind, sentence=sentence)
     return None
 
 
