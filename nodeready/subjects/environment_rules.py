@@ -18,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, Union
 
 from nodeready.core.base import grouped
 from nodeready.core.text import counted, sanitise
@@ -223,7 +223,7 @@ def _mpi_interfaces(text: str, interfaces: Sequence[NodeInterface]) -> list[Node
     ]  # fmt: skip
 
 
-_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 _CHOICES: dict[str, Callable[[str, Sequence[NodeInterface]], list[NodeInterface]]] = {
     "NCCL_SOCKET_IFNAME": lambda text, interfaces: [
         interface for interface in interfaces if _matches(interface.name, -1, text)

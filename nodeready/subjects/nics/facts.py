@@ -180,7 +180,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
         routes_cut=table.truncated,
         default_interface=nic.default_interface(all_routes),
         kernel_log=kernel_log.hardware(outputs, "nics"),
-        variables=_variables(outputs[_VARIABLES.name]),
+        variables=_variables(outputs.get(_VARIABLES.name, Output("", 0))),
     )
 
 
