@@ -66,8 +66,14 @@ def own_error(job: JobFailures) -> Finding | None:
         ]  # fmt: skip
     # A task that its coordinator misses may be a victim of one that says why it ended, and so may
     # a launcher that finds no peer.
-    named = [f for f in errors if f.event.source not in (COORDINATOR, NOT_LAUNCHED)]
-    return first_error(job, named or errors)
+    coordinators = [f for f in job.final if f.event.source == COORDINATOR]
+    told_at = {f.file: f.event.line for f in coordinators}
+    named = [
+        f for f in errors if f.event.source not in (COORDINATOR, NOT_LAUNCHED)
+        # A process aborts when its coordinator misses another one.
+        and not (f.event.kind == "signal" and told_at.get(f.file, f.event.line) < f.event.line)
+    ]  # fmt: skip
+    return first_error(job, named or coordinators or errors)
 
 
 def _is_mismatch(failure: RankFailure) -> bool:
