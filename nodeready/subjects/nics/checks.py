@@ -470,27 +470,24 @@ def variables(observed: Nics, policy: Policy) -> Result:
         return variables.na("no variable of NCCL, Gloo or Open MPI in the node's files")
     # Few nodes need these rules.
     from nodeready.subjects.environment_rules import RankEnvironment, judge
-    from nodeready.subjects.environment_table import EnvironmentFacts, NodeInterface
+    from nodeready.subjects.environment_table import EnvironmentFacts, NcclFile, NodeInterface
 
-    file_of = {name: path for path, pairs in observed.variables.items() for name in pairs}
-    of_job: dict[str, str] = {}
-    for path in (NCCL_CONF, ENVIRONMENT):
-        of_job |= observed.variables.get(path, {})
+    own, of_nccl = (observed.variables.get(path, {}) for path in (ENVIRONMENT, NCCL_CONF))
     # Of a job on several nodes. The devices of NCCL_IB_HCA are another subject's.
-    of_job |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "NCCL_IB_HCA": ""}
+    of_job = {**own, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "NCCL_IB_HCA": ""}
     interfaces = tuple(
         NodeInterface(n, nic.operstate or "", ("127.0.0.1/8",) if n == "lo" else nic.addresses)
         for n, nic in observed.interfaces.items()
     )
-    facts = {"node": EnvironmentFacts(interfaces=interfaces)}
-    findings = judge([RankEnvironment("node", of_job)], facts, nccl=None)
+    files = (NcclFile(NCCL_CONF, tuple(of_nccl.items())),)
+    facts = EnvironmentFacts(interfaces=interfaces, nccl_conf=files)
+    findings = judge([RankEnvironment("node", of_job)], {"node": facts}, nccl=None)
     if wrong := [finding for finding in findings if finding.weight > 1]:
-        source, text = file_of[wrong[0].variable], join_first(finding.text for finding in wrong)
-        fix = (
-            f"mend or remove {wrong[0].variable} in {source}; nodeready env prints the right ones"
-        )
+        name, text = wrong[0].variable, join_first(finding.text for finding in wrong)
+        source = ENVIRONMENT if name in own else NCCL_CONF
+        fix = f"mend or remove {name} in {source}; nodeready env prints the right ones"
         return variables.fail(text, source, fix)
-    return variables.ok(join_names(sorted(file_of)))
+    return variables.ok(join_names(sorted({*own, *of_nccl})))
 
 
 kernel_faults = faults_check("nics.kernel_faults", "a network adapter")

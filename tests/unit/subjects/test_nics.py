@@ -102,6 +102,16 @@ def test_the_variables_of_a_node_name_its_interfaces(lines, status, words):
     assert (result[0], words in result[1]) == (status, True), result
 
 
+def test_the_file_whose_variable_counts_is_named():
+    lines = (
+        "/etc/environment:1:NCCL_SOCKET_IFNAME=ib1\n/etc/nccl.conf:1:NCCL_SOCKET_IFNAME=bond0\n"
+        "/etc/nccl.conf:2:GLOO_SOCKET_IFNAME=eth9"
+    )
+    result = by_name(checks, gpu_node(variables=lines))["variables"]
+    assert (result.status, result.source) == ("fail", "/etc/environment")
+    assert "remove NCCL_SOCKET_IFNAME in /etc/environment;" in result.fix
+
+
 def test_a_node_without_network():
     observed = node({})
     assert {status for status, _ in judged(observed).values()} == {"na"}
