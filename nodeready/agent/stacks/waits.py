@@ -172,8 +172,8 @@ class _WaitingThread:
             owner = self._mutex_owner(address, shared)
         elif verb == "futex" and self._is_own_lock(self.arguments[0]):
             self.objects.append(OWN_LOCK)
-        of_memory = shared, owner
-        return [verb, self.objects, self.pipes, child, lock, timed, self.sockets, *of_memory]
+        objects = self.objects, self.pipes
+        return [verb, *objects, child, lock, timed, self.sockets, shared, owner]
 
     def _is_timed(self, verb: str, kind: str) -> bool:
         """Whether the call may end by itself: a number of ms, or the address of a time."""
@@ -190,24 +190,31 @@ class _WaitingThread:
         mutex of pthreads, which names its owner, or a lock of Python up to 3.12, which is a
         semaphore with waiters in a piece of malloc's of its own (PyThread_allocate_lock).
         """
+        if thread := self._mutex_thread(address):
+            return os.path.exists(f"/proc/{self.pid}/task/{thread}")
         data = self._memory(address - 8, 24)
-        if len(data) < 24 or address % 8:
+        if len(data) < 24 or address % 16:
             return False
         size, value, waiters, owner, _ = struct.unpack("=QiiiI", data)
-        if value == _CONTENDED and owner > 0:
-            return os.path.exists(f"/proc/{self.pid}/task/{owner}")
         is_semaphore = not value and 0 < waiters <= _MAX_WAITERS and not owner
-        return is_semaphore and address % 16 == 0 and size & ~7 == _SEMAPHORE_BYTES
+        return is_semaphore and size & ~7 == _SEMAPHORE_BYTES
+
+    def _mutex_thread(self, address: int) -> int:
+        """The thread that a mutex of pthreads names as its owner; 0: it is no such mutex."""
+        data = self._memory(address, 12)
+        if len(data) < 12 or address % 8:
+            return 0
+        value, _, owner = struct.unpack("=iii", data)
+        return owner if value == _CONTENDED and owner > 0 else 0
 
     def _mutex_owner(self, address: int, shared: str) -> int:
         """The process of the thread that a mutex in shared memory names as its owner, if that
         process has the memory, too; 0: it is no such mutex, or of another PID namespace.
         """
-        data = self._memory(address, 12)
-        value, _, owner = struct.unpack("=iii", data) if shared and len(data) == 12 else (0, 0, 0)
-        if value != _CONTENDED or owner <= 0:
+        thread = self._mutex_thread(address) if shared else 0
+        if not thread:
             return 0
-        group = re.search(r"^Tgid:\s(\d+)$", contents(f"/proc/{owner}/status"), re.M)
+        group = re.search(r"^Tgid:\s(\d+)$", contents(f"/proc/{thread}/status"), re.M)
         pid = int(group[1]) if group else 0
         return pid if shared in shared_maps(contents(f"/proc/{pid}/maps", MAPS_BYTES)) else 0
 
