@@ -276,6 +276,12 @@ def stands(job: HungJob) -> HangFinding | None:
     return HangFinding(words, suspects, kind=cause.kind, leads=leads)
 
 
+def _first_two(groups: Sequence[str]) -> str:
+    """The first two groups in words, and how many there are besides."""
+    further = f" (and {counted(len(groups) - 2, 'other group')})" if groups[2:] else ""
+    return "; ".join(groups[:2]) + further
+
+
 def nobody_waits(job: HungJob, indexes: Sequence[int]) -> HangFinding:
     """No rank waits for another one. indexes: the groups that do not wait"""
     groups = [job.groups[at] for at in indexes]
@@ -300,9 +306,8 @@ def nobody_waits(job: HungJob, indexes: Sequence[int]) -> HangFinding:
     sentence, suspects = _STANDS, job.suspects_of(indexes)
     if is_one_kind and is_all and groups[1:] and not any(job.roles[at] for at in indexes):
         # Which rank comes first is chance.
-        sides = [f"{job.name([at])} in {causes.position(job.groups[at])}" for at in indexes[:2]]
-        further = f" (and {counted(len(groups) - 2, 'other group')})" if groups[2:] else ""
-        words["sides"] = ", ".join(sides) + further
+        sides = [f"{job.name([at])} in {causes.position(job.groups[at])}" for at in indexes]
+        words["sides"] = _first_two(sides)
         sentence = "{sides}: no stack is known to wait for another rank"
         suspects = [] if cause.kind == "late" else suspects
         if blocked := _blocked_among_pollers(job, indexes):
@@ -398,8 +403,7 @@ def each_other(job: HungJob) -> HangFinding | None:
     """Ranks wait for single ranks, whose calls need not agree, and which wait for ranks, too."""
     groups = sorted((job.groups[at] for at in job.victims), key=lambda group: group.processes)
     rows = [f"{ranks_of(group.ranks)} in {causes.called(group)}" for group in groups]
-    further = f" (and {counted(len(rows) - 2, 'other group')})" if rows[2:] else ""
-    words = {"rows": "; ".join(rows[:2]) + further}
+    words = {"rows": _first_two(rows)}
     return HangFinding(words) if any(group.activity == "rank" for group in groups) else None
 
 
