@@ -65,7 +65,7 @@ def limit(job: JobFailures) -> Finding | None:
         by = reporter_of(events[0].event.source if events else "slurm")
         words = {"by": by.get("manager", "the scheduler"), "reason": reason}
         lines = lines_of(events) + lines
-        # Who takes a pod, or its node, away ends the ranks there: the others lose them.
+        # A pod, or its node, that is taken away ends its ranks: their peers lose them.
         taken = [f for f in events if f.event.host and f.is_by("of_pods")]
         ranks = ranks_in(taken)
         kind, sentence = ("signal", ENDED_POD) if ranks else ("limit", ENDED_BY)
@@ -74,7 +74,7 @@ def limit(job: JobFailures) -> Finding | None:
 
 
 def _cries(number: int, complaint: str) -> bool:
-    """Whether a process that ended itself by a signal has said why."""
+    """Whether a process that ended itself by a signal has printed a reason."""
     return number == signal.SIGABRT and PHRASES["cries"].search(complaint) is not None
 
 
@@ -84,11 +84,8 @@ def killed(job: JobFailures) -> Finding | None:
     agent_pids = {(f.node, f.event.pid) for f in job.ended if f.event.source == "torchrun"}
     # All reported ranks of a file may have lost a peer.
     unknown = Counter(f.file for f in job.victims if f.rank is None)
-    reported = Counter(file for file, _ in {
-        (f.file, f.event.pid or f.rank)
-        for f in job.reports if signal_of(f.event.code) not in STOPS
-    })  # fmt: skip
-    aborted = _aborted(job)
+    reported = _reported(job)
+    aborted = _aborted(job, reported)
     order: list[RankFailure] = []
     for failure in _without_kills_of_srun(job):
         number = signal_of(failure.event.code)
@@ -97,7 +94,7 @@ def killed(job: JobFailures) -> Finding | None:
         is_torchrun = failure.event.source.startswith("torchrun") and bool(agent_pids)
         is_ended |= (number in STOPS and not is_torchrun) or _ended_itself(job, failure)
         is_ended |= not number and (
-            unknown[failure.file] >= reported[failure.file] or _is_launcher(job, failure)
+            unknown[failure.file] >= reported[failure.file, False] or _is_launcher(job, failure)
         )
         is_ended |= number == 6 and (failure.file, failure.rank is None) in aborted
         # Of a rank without a log, it is not known whether it lost a peer, as others did.
@@ -174,25 +171,31 @@ def killed(job: JobFailures) -> Finding | None:
     return finding
 
 
-def _aborted(job: JobFailures) -> set[tuple[int, bool]]:
+def _reported(job: JobFailures) -> Counter[tuple[int, bool]]:
+    """The ends that no launcher has caused: (index of a file, False: all; True: of unnamed ranks)
+    -> how many.
+    """
+    ends = {
+        (f.file, f.event.pid or f.rank, is_unnamed)
+        for f in job.reports if signal_of(f.event.code) not in STOPS
+        for is_unnamed in ((False, True) if f.rank is None else (False,))
+    }  # fmt: skip
+    return Counter((file, is_unnamed) for file, _, is_unnamed in ends)
+
+
+def _aborted(job: JobFailures, reported: Counter[tuple[int, bool]]) -> set[tuple[int, bool]]:
     """The files, each with whether a report names no rank, whose reported ends by SIGABRT are of
-    others: a watchdog's timeout aborts its process, and so may a lost peer.
+    others: a watchdog's timeout aborts its process, and so may a lost peer. reported: `_reported`
     """
     explained = Counter(
         (f.file, is_unnamed)
         for f in (*job.victims, *job.consequences)
         for is_unnamed in (True, False)
+        # A named rank that lost a peer is excused by itself.
         if f.rank is None or (is_unnamed and f.event.role in (LOST, WAITED))
         if f.event.role != CONSEQUENCE or f.event.has_phrase("ends-since-another")
     )  # fmt: skip
-    ends = {
-        (f.file, f.event.pid or f.rank, f.rank is None)
-        for f in job.reports if signal_of(f.event.code) not in STOPS
-    }  # fmt: skip
-    # A named rank that lost a peer is excused by itself.
-    counts = Counter((file, True) for file, _, is_unnamed in ends if is_unnamed)
-    counts += Counter((file, False) for file, *_ in ends)
-    return {key for key, count in counts.items() if explained[key] >= count}
+    return {key for key, count in reported.items() if explained[key] >= count}
 
 
 def _complained(finding: Finding, first: RankFailure, text: str) -> Finding:
@@ -277,7 +280,7 @@ def ended(job: JobFailures) -> Finding | None:
     ends = [f for f in job.ended if aborted.get(f.file, f.event.line) >= f.event.line]
     launchers = [f for f in ends if f.is_by("cancels")]
     # Where the network fails between nodes, and a launcher says that its own rank has ended by
-    # that, the others are ended for it.
+    # that, its peers are ended for it.
     is_told = any(signal_of(f.event.code) not in STOPS for f in job.roots) and fabric(job)
     launchers += [
         f for f in ends if f.event.source == "agent"
