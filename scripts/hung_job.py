@@ -1,4 +1,4 @@
-"""A real training on four nodes, eight ranks under torchrun, of which one hangs: for pictures."""
+"""A real training on four nodes, eight ranks under torchrun; one rank hangs: for pictures."""
 
 from __future__ import annotations
 

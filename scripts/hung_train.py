@@ -1,6 +1,6 @@
 """What every rank of the job runs: a training whose steps end in an all_reduce, under torchrun.
 
-In step 20 a worker of rank 5's data loader waits in __getitem__ for a file that nobody writes.
+In step 20 a worker of rank 5's data loader waits in __getitem__ for a file that is never written.
 /run/job/rank-RANK has the step whose all_reduce the rank has called last.
 """
 
@@ -32,7 +32,7 @@ def read_from_storage():
 
 
 def note(step):
-    # At once: whoever reads beside us never sees half of it.
+    # In one write: a reader never sees half of it.
     number = os.open(f"/run/job/rank-{RANK}", os.O_CREAT | os.O_WRONLY, 0o644)
     os.pwrite(number, f"{step}".ljust(40).encode(), 0)
     os.close(number)

@@ -25,7 +25,7 @@ from nodeready.core.text import excerpt
 
 #: The source of an error that a launcher, or a script that starts the ranks, raises itself.
 LAUNCHERS_OWN = "launcher's own"
-#: The source of the error of a rank that others quote.
+#: The source of a rank's error that its peers quote.
 OF_PEERS = "its peers"
 #: The source of an event that only warns.
 WARNING = "warning"
@@ -120,7 +120,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _PYTEST = re.compile(r"^E {3}(?: {4})?")
 _HEADER = re.compile(
     r"(?P<prefix>.*?(?:^|[\s|:\])>]))(?:Original )?Traceback \(most recent call last\):"
-    # Behind it, the rank of which a checkpoint of torch.distributed quotes it.
+    # Behind it, a checkpoint of torch.distributed names the rank that it quotes.
     r"\s*(?:\(RANK (?P<rank>\d{1,7})\)\s*)?$"
 )
 _FRAME = re.compile(r'^>?\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
@@ -810,7 +810,7 @@ class FailureReader:
         message = last.event.text
         is_vague = bool(rules.VAGUE.search(last.event.text))
         if lines and (match := _WHAT.match(lines[0])):
-            # Several ranks have named theirs before the first one told its text.
+            # Several ranks have named theirs before the first text follows.
             while stream.events and stream.events[-1].text == message:
                 stream.events.pop()
             text = f"{message}: {match['text']}"
@@ -1228,7 +1228,7 @@ class FailureReader:
                 line for line in stream.announced
                 if line < last_work_at and (rank is None or line < stream.last_at)
             } | {
-                # The script goes on, and ends with words of progress.
+                # The script continues, and ends with words of progress.
                 line for line in stream.after_end
                 if line < stream.last_at and _goes_on(stream.last)
             }  # fmt: skip

@@ -549,8 +549,7 @@ class JobFailures:
         event = failure.event
         if event.source == LAUNCHERS_OWN:
             return True
-        # Who lost a peer sees it before the one that watches the nodes. What peers quote of a rank
-        # is the error of its own.
+        # A lost peer is seen before its node is given up. What peers quote is that rank's error.
         if event.has_phrase("node-marked-dead") or event.source == OF_PEERS:
             return False
         # A rank that lost a peer ends in MPI_Abort, too.

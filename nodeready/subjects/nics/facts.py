@@ -185,7 +185,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
 
 
 # --- The variables that the node sets for every job: NCCL reads its file (initEnv of its
-# src/misc/param.cc), pam_env the other one. The environment outranks NCCL's file.
+# src/misc/param.cc), pam_env the environment, which outranks NCCL's file.
 
 ENVIRONMENT, NCCL_CONF = "/etc/environment", "/etc/nccl.conf"
 _VARIABLES = Section("job_variables", lambda policy: f"nr_lines set {ENVIRONMENT} {NCCL_CONF}")
