@@ -457,7 +457,7 @@ def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return bond.ok(join_names(bond.name for bond in bonds))
 
 
-@check("nics.variables", loses_job("configure"), expects="each names an interface that works",
+@check("nics.variables", loses_job("configure"), expects="interfaces that work",
        fix="mend or remove VARIABLE in FILE; nodeready env prints the right ones")  # fmt: skip
 def variables(observed: Nics, policy: Policy) -> Result:
     """The variables that /etc/environment and /etc/nccl.conf set for every job fit this node.
@@ -472,9 +472,9 @@ def variables(observed: Nics, policy: Policy) -> Result:
     from nodeready.subjects.environment_rules import RankEnvironment, judge
     from nodeready.subjects.environment_table import EnvironmentFacts, NcclFile, NodeInterface
 
-    own, of_nccl = (observed.variables.get(path, {}) for path in (ENVIRONMENT, NCCL_CONF))
+    environment, of_nccl = (observed.variables.get(path, {}) for path in (ENVIRONMENT, NCCL_CONF))
     # Of a job on several nodes. The devices of NCCL_IB_HCA are another subject's.
-    of_job = {**own, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "NCCL_IB_HCA": ""}
+    of_job = {**environment, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "NCCL_IB_HCA": ""}
     interfaces = tuple(
         NodeInterface(n, nic.operstate or "", ("127.0.0.1/8",) if n == "lo" else nic.addresses)
         for n, nic in observed.interfaces.items()
@@ -484,10 +484,10 @@ def variables(observed: Nics, policy: Policy) -> Result:
     findings = judge([RankEnvironment("node", of_job)], {"node": facts}, nccl=None)
     if wrong := [finding for finding in findings if finding.weight > 1]:
         name, text = wrong[0].variable, join_first(finding.text for finding in wrong)
-        source = ENVIRONMENT if name in own else NCCL_CONF
+        source = ENVIRONMENT if name in environment else NCCL_CONF
         fix = f"mend or remove {name} in {source}; nodeready env prints the right ones"
         return variables.fail(text, source, fix)
-    return variables.ok(join_names(sorted({*own, *of_nccl})))
+    return variables.ok(join_names(sorted({*environment, *of_nccl})))
 
 
 kernel_faults = faults_check("nics.kernel_faults", "a network adapter")
