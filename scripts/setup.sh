@@ -93,6 +93,16 @@ if [ -n "$missing" ]; then
     }
 fi
 
+# The image of the virtual machine is built from this machine's package lists.
+case $what in
+lab | all)
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 &&
+        [ -z "$(apt-get indextargets 'Created-By: Packages')" ]; then
+        apt-get update -qq
+    fi
+    ;;
+esac
+
 # One environment for everything, remade when a lock or pyproject.toml changes. The site and the
 # published files need packages that nothing else does: a lock of their own. pip takes no file but
 # those whose sha256 is in the lock, and runs nothing of theirs: the build backend of this checkout

@@ -46,17 +46,20 @@ def watched(mallory, secret: str) -> Iterator[list[str]]:
         other = subprocess.Popen(
             [*become(OTHER), sys.executable, "-ISc", _WATCH, "/dev/stdout"], stdout=file
         )
+    mallory.node.write(there, "")
+    mallory.node.run(f"chown mallory {there}")
     hers = mallory.python(_WATCH, there)
     try:
         # Either would see a command line of root's.
         mark = f"mark-{secrets.token_hex(8)}"
-        with subprocess.Popen(
-            ["sh", "-c", f"sleep 60; : {mark}"], start_new_session=True
-        ) as shown:
-            wait_for(lambda: mark.encode() in here.read_bytes())
-            os.killpg(shown.pid, 9)
-        with subprocess.Popen([*nsenter(mallory.node.pid), "sh", "-c", f"sleep 1; : {mark}"]):
-            wait_for(lambda: mark in mallory.node.read(there))
+        for place, seen in (
+            ([], lambda: mark.encode() in here.read_bytes()),
+            (nsenter(mallory.node.pid), lambda: mark in mallory.node.read(there)),
+        ):
+            argv = [*place, "sh", "-c", f"sleep 60; : {mark}"]
+            with subprocess.Popen(argv, start_new_session=True) as shown:
+                wait_for(seen)
+                os.killpg(shown.pid, 9)
         yield found
         time.sleep(0.2)
         # Both have looked all the time.
