@@ -49,11 +49,11 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     for nodes in arguments.nodes:
         for rate in RATES:
             random_ = random.Random(1)
-            alarms = found = 0
+            alarms = detected = 0
             for _ in range(arguments.fleets):
                 alarms += bool(named(random_, nodes, rate))
-                found += len(named(random_, nodes, rate, LEMONS) & {*range(LEMONS)})
-            shares = alarms / arguments.fleets, found / arguments.fleets / LEMONS
+                detected += len(named(random_, nodes, rate, LEMONS) & {*range(LEMONS)})
+            shares = alarms / arguments.fleets, detected / arguments.fleets / LEMONS
             rows.append((str(nodes), f"{rate * 1000:g}", f"{shares[0]:.1%}", f"{shares[1]:.0%}"))
     remark = f"{arguments.fleets} fleets of each kind, {DAYS} days each."
     return BenchmarkReport("The rule of lemons", [("", rows)], remark)

@@ -106,7 +106,7 @@ def _section_rows(node: LabNode, turns: int) -> list[tuple[str, ...]]:
     # A policy can leave a section nothing to do.
     sections = tuple(s for s in sections if s.script(Policy()).strip() != ":")
     chosen = {"": (), **{section.name: (section,) for section in sections}, ALL: sections}
-    probes = {name: probe_command(Policy(), sections=some) for name, some in chosen.items()}
+    probes = {name: probe_command(Policy(), sections=group) for name, group in chosen.items()}
     commands = {}
     for number, (name, command) in enumerate(probes.items()):
         file = f"{_SCRIPT}-{number}"

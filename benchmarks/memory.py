@@ -105,7 +105,7 @@ def _changed(name: str, facts: dict[str, Value], look: int) -> NodeSections:
 
 
 def _further_looks(memory: Memory, looks: int) -> Iterator[tuple[float, float]]:
-    """Keep looks in each of which one node in a hundred has changed; wall and CPU time of each."""
+    """Wall and CPU time to keep each of ``looks`` looks, each with 1 % of the nodes changed."""
     names = memory.names()
     newest = memory.looks()[0]
     states = {

@@ -5,7 +5,7 @@ of a function are the options of its command (`nodeready.runs.options`), with th
 files that set these.
 
 pyinfra and ssh need a standard library that gevent has patched, an inventory is code, and the
-nodes' answers are judged by forks. So the run is in a process of its own (`cli.as_document`): the
+nodes' answers are judged by forks. So a separate process (`cli.as_document`) runs the command: the
 caller's is not patched, forks nothing, and prints nothing. Lines that the command would print to
 standard error go to the logger ``nodeready``.
 """
@@ -185,7 +185,7 @@ def _words(
 
 
 def _documents(words: list[str]) -> Generator[Any, None, None]:
-    """The documents of a run, from a process of its own. Raises Error where there is none."""
+    """The documents of a run in a separate process. Raises Error if it returns none."""
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as complaints, open(reading, "rb") as answers:
         try:

@@ -39,7 +39,7 @@ class _NodeFact(FactBase[T]):
     _value: Any = None
 
     def _ask(self, ask: Callable[[Host], Any]) -> str:
-        """Keep the answer, or why there is none. Returns the command for pyinfra."""
+        """Keep the answer, or the error. Returns the command for pyinfra."""
         try:
             self._value = ask(ctx_host.get())
         except (PyinfraError, SelectionError) as error:

@@ -126,7 +126,7 @@ def leaves(
 
 
 def operations() -> str:
-    """Every operation in the order of a deploy: what it does, and its settings."""
+    """A table of all operations in the order of a deploy, with their settings."""
     rows = []
     for step in STEPS:
         missing = [f"`{f.name}`" for f in fields(Policy) if f.name not in step.settings]
@@ -134,7 +134,7 @@ def operations() -> str:
         if len(step.settings) > len(missing):
             names = f"all but {', '.join(missing)}"
         rows.append((f"`{step.name}`", plain(step.does), names))
-    return markdown(("Operation", "What it does", "Settings"), rows)
+    return markdown(("Operation", "Effect", "Settings"), rows)
 
 
 def environment_rules() -> str:
@@ -275,9 +275,10 @@ def observations(subject: str) -> Iterator[Any]:
 def _subject(writer: SchemaWriter, subject: str) -> dict[str, Any]:
     """The schema of a subject's facts: those of the fleet are keys of the same object."""
     facts, *of_fleet = [writer.object(kind) for kind in observations(subject)]
-    for more in of_fleet:
-        facts["properties"] |= more["properties"]
-        facts["required"] = [key for key in facts["required"] if key not in more["properties"]]
+    for fleet_facts in of_fleet:
+        properties = fleet_facts["properties"]
+        facts["properties"] |= properties
+        facts["required"] = [key for key in facts["required"] if key not in properties]
     return {"anyOf": [facts, {"$ref": "#/$defs/unknown"}]}
 
 

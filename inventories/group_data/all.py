@@ -34,7 +34,7 @@ from __future__ import annotations
 # limit_nofile = 1048576
 
 # The limits.d domains that get the limits: '*', 'root', a user, '@group'. '*' does not apply to
-# root, so root has lines of its own (limits.conf(5)).
+# root, so root has separate lines (limits.conf(5)).
 # limit_domains = ("*", "root")
 
 # systemd services whose children are jobs: PAM limits never reach them, so each gets a drop-in

@@ -126,7 +126,7 @@ EXIT_STATUS = re.compile(_FAILURES["exit_status"])
 PRINTED_CALLS = re.compile(_FAILURES["printed_calls"])
 STANDARD_FILES = re.compile(_FAILURES["standard_files"])
 COLLECTIVE_FILES = _FAILURES["collective_files"]
-#: The function of torch.distributed that connects the ranks, and the end of a file of its own.
+#: The function of torch.distributed that connects the ranks, and the end of its file's path.
 FIRST_CALL, FIRST_CALL_FILES = "init_process_group", _FAILURES["first_call_files"]
 _QUICK_WORDS = tuple(_FAILURES["words"])
 #: A first line that says nothing, where the lines after it do; the beginning of a list of names.
@@ -225,7 +225,7 @@ def find_row(
 ) -> tuple[FailureRow, dict[str, str]] | None:
     """The first row that matches, and the named groups of its pattern.
 
-    parts: the reporters of which there is a part; None: any
+    parts: reporters with an unfinished report, which a row that completes one needs; None: any
     """
     for needle, row in rows:
         if needle not in text or not (match := row.pattern.search(text)):

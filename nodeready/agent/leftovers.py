@@ -2,7 +2,7 @@
 
 Slurm drains a node with "Kill task failed" when a job's process is not ended by SIGKILL in
 UnkillableStepTimeout. `find` names what may still hold the node, `judged` says what Slurm knows of
-its job. As a program on the node (`main`), it also ends the processes that it is told to end.
+its job. As a program on the node (`main`), it also ends the processes in its arguments.
 """
 
 from __future__ import annotations

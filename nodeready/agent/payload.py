@@ -49,7 +49,7 @@ def _source(name: str) -> str | None:
     return "" if is_package(name) else None
 
 
-# A block that never runs; and an import in a line of its own. Python parses the imports alone: all
+# A block that never runs; and an import on a separate line. Python parses the imports alone: all
 # statements of a program would take a quarter of a second.
 _TYPE_CHECKING = re.compile(r"^( *)if TYPE_CHECKING:\n(?:\1 +.*\n|\n)*", re.M)
 _IMPORT = re.compile(r"^ *(from [\w.]+ import (?:\([^)]*\)|.*)|import \w.*)", re.M)

@@ -899,7 +899,7 @@ class RankDebugger:
             self._wait(None, traceback, f"{kind.__name__}, which ends the program")
 
     def _wait(self, frame: FrameType | None, traceback: Any, reason: str) -> None:
-        """Debug this frame, or the traceback, as soon as somebody is connected."""
+        """Wait for a debugger to connect, then debug this frame or the traceback."""
         terminal = self._terminal
         if terminal is None or terminal.is_gone():
             self._is_waiting = True
@@ -957,7 +957,7 @@ def debug(
                 return super().trace_dispatch(frame, event, argument)
 
             def do_detach(self, arg: str) -> bool | None:
-                """Detach: the program goes on."""
+                """Detach: the program continues."""
                 self.clear_all_breaks()
                 self.set_continue()
                 terminal.close()

@@ -31,7 +31,7 @@ _COMMANDS = {
     "deploy": "Make every node conform to the policy.",
     "cores": "Where each core file's program crashed, on every node.",
     "bundle": "The node's own program as one file, with a policy.",
-    "undrain": "Which nodes that Slurm drained would return, and what holds the others.",
+    "undrain": "Which nodes that Slurm drained would return, and why the rest stay.",
     "env": "Environment variables for a job, from the nodes' facts.",
     "learn": "The majority of the nodes' facts, as a policy to review.",
     "lemons": "Nodes and GPUs that fail far more often than their peers.",
@@ -164,7 +164,7 @@ class _Commands(click.Group):
         if self.is_the_command and not contacts_nodes:
             handle_signals(signal.default_int_handler)
         if self.is_the_command and command is not None:
-            # Not above: the list of commands needs no option of theirs.
+            # A late import: the list of commands needs no options.
             from nodeready.cli.options import defaults_of
 
             ctx.default_map = {str(command.name): defaults_of(command, _COMMANDS)}

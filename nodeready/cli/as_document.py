@@ -90,7 +90,7 @@ def _portable(audit: Any) -> Any:
 def main() -> None:
     """Run the command line; ends the process with the documented exit code."""
     handle_signals(leave)
-    # End with the caller, also when it is killed: nobody would read the document.
+    # End with the caller, also when it is killed: the document would have no reader.
     ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)

@@ -51,8 +51,8 @@ def incident(inventory: str | None, options: IncidentWords) -> int:
     """Keep the evidence of a job that hangs in one archive. Changes nothing on the nodes.
 
     The stacks of all ranks in every form, all witnesses, the ends of the job's logs, backtraces of
-    its cores, and the audit of its nodes: in a new directory and one archive, without secrets. A
-    part that fails is named in the index, and the other parts are still kept.
+    its cores, and the audit of its nodes: in a new directory and one archive, without secrets. If
+    a part fails, the index names it, and the remaining parts are still kept.
 
     \b
     Examples:

@@ -1,8 +1,8 @@
 """The options of `runs.options` as click's, and the options of what a command shows.
 
-Each option shows its default in --help, where the options stand in groups. Every option has a
-variable of its own command, NODEREADY_COMMAND_OPTION, which overrides the general one,
-NODEREADY_OPTION. A few options have no general variable: the manual has each option's.
+Each option shows its default in --help, which lists the options in groups. Every option has a
+variable per command, NODEREADY_COMMAND_OPTION, which overrides the general one, NODEREADY_OPTION.
+A few options have no general variable: the manual has each option's.
 """
 
 from __future__ import annotations
@@ -380,7 +380,7 @@ class NodeOptions(Protocol):
 def find_inventory(
     inventory: str | None, options: NodeOptions, *, elsewhere: bool = False
 ) -> str | None:
-    """INVENTORY; without one the default inventory, which is then printed; None: there is none.
+    """INVENTORY, else the default inventory, whose name is then printed; None: neither is set.
 
     elsewhere: other words already name the nodes (``--local``, ``--from``)
     Raises Refused for an inventory.py that another user could have written.
@@ -399,7 +399,7 @@ def find_inventory(
 
 
 def default_inventory(context: click.Context) -> tuple[str, str] | None:
-    """The default inventory, and where it comes from; None: there is none."""
+    """The default inventory and its source; None: not set."""
     named = {VARIABLE: os.environ.get(VARIABLE), "config.toml": context.lookup_default(KEY)}
     for source, text in named.items():
         if text:
@@ -408,7 +408,7 @@ def default_inventory(context: click.Context) -> tuple[str, str] | None:
 
 
 def require_inventory(inventory: str | None, options: NodeOptions) -> str:
-    """As `find_inventory`. Raises UsageError when there is none."""
+    """As `find_inventory`. Raises UsageError if neither inventory is set."""
     word = find_inventory(inventory, options)
     if word is None:
         raise click.UsageError(
@@ -483,7 +483,7 @@ def _option_value(
 
 
 def _checked_inventory(context: click.Context, option: click.Parameter, value: str) -> str:
-    """Refuse a relative path: it would mean a file of whatever directory the user is in."""
+    """Refuse a relative path: its file would depend on the current directory."""
     if value.startswith(("/", "~", "@")) or not ("/" in value or value.endswith(".py")):
         return os.path.expanduser(value)
     raise click.BadParameter(f"{value}: write the whole path")

@@ -57,7 +57,7 @@ class RunWords:
     )
 
 
-# Options end at the first word of COMMAND, which may have options of its own.
+# Options end at the first word of COMMAND: its options are not nodeready's.
 @command(RunWords, context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def run(command: tuple[str, ...], options: RunWords) -> None:

@@ -50,7 +50,7 @@ def read_typed() -> bytes:
 
 
 def write_plain(text: str) -> None:
-    """Show a rank's text. Whatever is no plain text is shown as an escape."""
+    """Show a rank's text. Control characters are shown as escapes."""
     click.echo("\n".join(sanitise(line, len(text)) for line in text.split("\n")), nl=False)
 
 
@@ -114,8 +114,8 @@ def jobs(inventory: str | None, options: JobsWords) -> int:
     """List the jobs on the nodes of INVENTORY: their users, ranks and nodes. Changes nothing.
 
     Jobs are found as `nodeready stacks` finds their ranks: Slurm's, torchrun's, mpirun's, and jobs
-    without a launcher. The name of a job is what `--job` of the other commands takes. Without
-    root, only your own jobs are seen.
+    without a launcher. Other commands take the name of a job as `--job`. Without root, only your
+    own jobs are seen.
 
     \b
     Examples:

@@ -214,7 +214,7 @@ def own_directory(path: Path, name: str) -> None:
 
 
 def private_file(path: Path, *, make: bool) -> Path:
-    """The path without links of a file of ours, in a directory that no other user can change.
+    """The path, without links, of the user's file in a directory that no other user can change.
 
     A program that opens the path, and files beside it, then opens nothing of another user.
 

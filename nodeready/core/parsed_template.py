@@ -69,9 +69,9 @@ class TemplateCache(Generic[T]):
         lines: list[str],
         *context: object,
     ) -> T | None:
-        """The result of parsing these lines, made of that of similar lines; None: there is none.
+        """The result for these lines, adapted from a template's; None: no template fits.
 
-        adapt: (the other result, the differing values) -> the result, or None
+        adapt: (the template's result, the differing values) -> the result, or None
         """
         templates = self._known.get((len(lines), lines[0], context), [])
         for template in templates:

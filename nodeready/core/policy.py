@@ -259,7 +259,7 @@ class Policy:
     # kernel refuses more than fs.nr_open (1048576 by default).
     limit_nofile: int = setting(1048576, kinds.whole_number(1024, 1073741816))
     # The limits.d domains that get the limits: '*', 'root', a user, '@group'. '*' does not apply
-    # to root, so root has lines of its own (limits.conf(5)).
+    # to root, so root has separate lines (limits.conf(5)).
     limit_domains: Names = setting(("*", "root"), kinds.DOMAINS)
     # systemd services whose children are jobs: PAM limits never reach them, so each gets a drop-in
     # where the unit exists.

@@ -40,7 +40,7 @@ SEPARATOR = "//proc/sys/kernel/ostype"
 # - The text of a shell, with the nonce, is in the shell's environment, which only its user can
 #   read; every user can read arguments. The programs that the shell starts do not inherit the
 #   text. nr_shell is only called in a subshell.
-# - A parallel section is started first, in the background of the left side of a pipe. The other
+# - A parallel section is started first, in the background of the left side of a pipe. All further
 #   sections run on the right side; then the pipe is read, within a limit. So nothing waits for a
 #   program in state D, which no signal ends and for which `timeout` would wait: the program is
 #   left behind with a pipe without a reader. This needs no file, and a section with nothing to run

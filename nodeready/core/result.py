@@ -517,7 +517,7 @@ def waive(results: Iterable[Result], policy: Policy, today: str) -> list[Result]
 
 
 def last_ending(waivers: Iterable[Waiver]) -> dict[str, Waiver]:
-    """Check -> the waiver that counts: of several, the one that ends last."""
+    """Check -> its waiver with the latest end, which is the waiver in force."""
     ordered = sorted(waivers, key=lambda waiver: waiver.until or "9999-12-31")
     return {waiver.check: waiver for waiver in ordered}
 

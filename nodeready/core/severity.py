@@ -65,7 +65,7 @@ class Cost(NamedTuple):
     """What a failure costs, and what repairs it."""
 
     severity: str  # one of SEVERITIES
-    actions: tuple[str, ...]  # some of ACTIONS, in their order: each for what the one before left
+    actions: tuple[str, ...]  # some of ACTIONS, in their order: each if the previous did not help
     source: str = ""  # who names these actions; "" for software, where the check itself knows
 
     def since(self, action: str) -> tuple[str, ...]:

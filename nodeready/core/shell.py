@@ -39,9 +39,9 @@ def join(words: list[str] | tuple[str, ...]) -> str:
 
 
 def search_path(path: str | None = None) -> str:
-    """The absolute directories of a ``$PATH``, None: of ours; the system's path without any.
+    """The absolute directories of a path, by default ``$PATH``; without any, the system's path.
 
-    An empty or relative one means the current directory, which any user may own.
+    An empty or relative directory depends on the current one, which any user may own.
     """
     path = os.environ.get("PATH", "") if path is None else path
     return (

@@ -381,7 +381,7 @@ def _list(kind: str, read_item: Reads) -> Callable[[list[Any]], tuple[Any, ...]]
 
 
 def _column(kind: str) -> Callable[[Sequence[Any]], bool] | None:
-    """Whether all of some values are of this scalar type; None: it is none, or seldom in lists."""
+    """A test that all values have this type; None: no scalar type, or one rare in lists."""
     kind = kind.rpartition(".")[2]
     if kind in _TEXTS:
         length = _TEXTS[kind]
@@ -422,7 +422,7 @@ def plain(observed: Any) -> Any:
     """An observation as dicts, lists, text and numbers.
 
     A subject that could not be observed is ``{"unknown": reason}``; a file's content is only
-    counted; infinity, which JSON cannot hold, is None.
+    counted; infinity, which JSON cannot hold, becomes None.
     """
     if observed is None or isinstance(observed, (str, int)):
         return observed

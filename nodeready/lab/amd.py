@@ -161,7 +161,9 @@ def make(
     """A node with eight MI300X, with its differences from a healthy one.
 
     gpus: index -> its values that differ (`outputs`)
-    tool: shell text that amd-smi runs first; the others are as of `nvidia.make`
+    tool: shell text that amd-smi runs first
+
+    Further arguments are as of `nvidia.make`.
     """
     devices, interfaces = hardware.adapters(hardware.mi300x(), ports, nics)
     hidden = {*missing, *unbound, *unplugged}

@@ -524,7 +524,7 @@ def interfaces(devices: Iterable[Device]) -> list[NetDevice]:
 
 
 def pci(devices: Sequence[Device], nics: Sequence[NetDevice]) -> list[PciDevice]:
-    """The PCI functions; the second port of a bond has a function of its own."""
+    """The PCI functions; the second port of a bond has a separate function."""
     functions = [
         _function(device, device.pci_address, nics, _pci_files(device)) for device in devices
     ]

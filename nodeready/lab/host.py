@@ -192,10 +192,10 @@ def can_raise_limits() -> bool:
 
 
 def node_settings() -> dict[str, Any]:
-    """The policy of the nodes of a lab here: what they cannot reach is not asked of them.
+    """The policy of lab nodes on this machine: it requires only what they can reach.
 
     The nodes are processes of this machine. Its kernel writes cores by its own core_pattern, not
-    by the one that a node shows and changes.
+    by the core_pattern that a node shows and changes.
     """
     waivers = {
         "proof.core": "lab nodes share this machine's kernel and its core_pattern",

@@ -295,9 +295,9 @@ def findings_of(audit: Audit, before: Findings) -> Findings:
 
 
 def changes(before: Findings, after: Findings, moment: str) -> Iterator[StyledLine]:
-    """A line for each new status, with its nodes; what is well again comes last.
+    """A line for each changed status, with its nodes; resolved findings come last.
 
-    A finding whose value alone has changed is no change: ages and counts change at every look.
+    A change of the value alone does not count: ages and counts change at every look.
     """
     new = [
         ((*after[key], key[1]), key[0])

@@ -53,7 +53,7 @@ def _places() -> dict[str, tuple[int, int]]:
 
 
 def _place(check: str) -> tuple[int, int]:
-    """The place of a check; one that a policy declares comes after the others of its subject."""
+    """The place of a check. A check of the policy comes last in its subject."""
     number, _ = _places().get(check.partition(".")[0], (len(SUBJECTS), 0))
     return _places().get(check, (number, len(_places())))
 
@@ -130,10 +130,10 @@ _DEPLOY = re.compile(r"nodeready deploy INVENTORY --only (\w+)")
 
 
 def fold_fixes(rows: list[AuditFinding]) -> tuple[list[AuditFinding], list[str]]:
-    """The rows without the fixes that need no line of their own; the subjects for a deploy.
+    """The rows without repeated fixes; the subjects for a deploy.
 
-    All findings that a deploy repairs have one command. Of further equal fixes that follow each
-    other, the last one stays.
+    All findings that a deploy repairs share one command, which no row shows. Of consecutive equal
+    fixes, the last stays.
     """
     subjects: dict[str, None] = {}
     folded: list[AuditFinding] = []

@@ -92,7 +92,7 @@ class _StatementIndex:
         return tuple(sorted({*of_rank, *self._nodes.get(node, [])}))
 
 
-class _Member(NamedTuple):
+class _GroupRank(NamedTuple):
     """A rank of a group. process: None: its process was not found"""
 
     group_index: int
@@ -102,7 +102,7 @@ class _Member(NamedTuple):
     process: Rank | None
 
 
-def _members(stacks: Stacks) -> Iterator[_Member]:
+def _members(stacks: Stacks) -> Iterator[_GroupRank]:
     """Every rank, by group and then by rank."""
     processes_of = rank_groups.processes_by_group(stacks)
     for index, group in enumerate(stacks.groups):
@@ -113,12 +113,12 @@ def _members(stacks: Stacks) -> Iterator[_Member]:
         for process in processes:
             channel = process.wait_channel if process.wait_channel != "0" else ""
             state = f"{process.state} {channel}".strip()
-            yield _Member(index, process.rank, process.node, state, process)
+            yield _GroupRank(index, process.rank, process.node, state, process)
         numbers = {process.rank for process in processes}
         for rank in group.ranks:
             if rank not in numbers:
                 node = group.nodes[0] if len(group.nodes) == 1 else ""
-                yield _Member(index, rank, node, "", None)
+                yield _GroupRank(index, rank, node, "", None)
 
 
 def _cell(statements: Sequence[Statement]) -> _Row:
@@ -134,7 +134,7 @@ def _matrix(stacks: Stacks) -> tuple[list[_Row], int]:
     statements = [witness.statements for witness in stacks.witnesses]
     indexes = [_StatementIndex(of_witness) for of_witness in statements]
 
-    def row_key(member: _Member) -> tuple[int, str, tuple[tuple[int, ...], ...]]:
+    def row_key(member: _GroupRank) -> tuple[int, str, tuple[tuple[int, ...], ...]]:
         cells = tuple(index.find(member.rank, member.node) for index in indexes)
         return member.group_index, member.state, cells
 

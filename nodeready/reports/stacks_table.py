@@ -470,7 +470,7 @@ def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[Style
             )
             owner = f"{members} on {node_set(finding.nodes, limit)}: "
         result = (f"{finding.result:<9}", STYLES[finding.result])
-        yield line(result, f"{finding.item:<13}{owner}{finding.found}")
+        yield line(result, f"{finding.item:<13}{owner}{finding.observation}")
         if finding.fix and finding.result != "ok":
             yield line(" " * 22, finding.fix)
     yield from show_gaps(document.gaps, options)

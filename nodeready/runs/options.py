@@ -461,7 +461,7 @@ class WatchOptions(HangOptions):
         "--progress PATTERN",
         "Only a new line of a log that matches PATTERN is progress: a step's, a checkpoint's.",
     )
-    then: str | None = opt(
+    after_incident: str | None = opt(
         "--then COMMAND", "Command to run after an incident, once for each hang."
     )
     once: bool = flag("--once", "End after the first incident, with exit status 3.")

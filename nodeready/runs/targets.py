@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyinfra.api import Host
 
     from nodeready.fleet.inventory.load import NodeInventory
-    from nodeready.fleet.transport.allocation import RunningJob
+    from nodeready.fleet.transport.allocation import JobAllocation
     from nodeready.subjects.context import FleetContext
     from nodeready.subjects.registry import CheckSelection
 
@@ -385,7 +385,7 @@ def _own_job(hosts: Iterable[Host]) -> str:
     return number if {host.name for host in hosts} <= job_nodes else ""
 
 
-def running_job(job: str) -> RunningJob:
+def running_job(job: str) -> JobAllocation:
     """The running job of ``--job``. Raises Refused."""
     from nodeready.fleet.transport.allocation import running
 
@@ -504,7 +504,7 @@ def keep_gaps(
 
 
 def ask_password(transport: Transport, names: list[str], tell: Tell) -> bool:
-    """Ask the user for sudo's password on these nodes; False where nobody can be asked."""
+    """Ask the user for sudo's password on these nodes. Returns whether the user gave one."""
     password = tell.ask_password(f"sudo password ({counted(len(names), 'node')}): ")
     if password is None:
         return False

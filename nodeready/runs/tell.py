@@ -14,7 +14,7 @@ class Done(Protocol):
 
 
 class Tell:
-    """The user of a run. This one has no terminal: it is told lines, and nothing can be asked.
+    """The user of a run. This class serves a user without a terminal: it cannot prompt.
 
     quiet: the user wants to read only problems
     """
@@ -47,5 +47,5 @@ class Tell:
         return self
 
     def ask_password(self, prompt: str) -> str | None:
-        """A password of the user; None: nobody can be asked."""
+        """A password of the user; None: no prompt is possible."""
         return None

@@ -1,4 +1,4 @@
-"""The run of `nodeready undrain`: which drained nodes return, and what holds the others."""
+"""The run of `nodeready undrain`: which drained nodes return, and why the rest stay."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ class _Run:
                     self.rows[name] = self.rows[name].stays(obstacle, must_reboot=must_reboot)
 
     def _return(self, name: str, node: SlurmNode) -> None:
-        """End the drain of a node, if nobody has changed it since."""
+        """End the drain of a node, unless it has changed since."""
         row = self.rows[name]
         try:
             change = undrain(node.name, node, time.monotonic() + _SLURM_S)

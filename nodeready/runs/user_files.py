@@ -44,8 +44,8 @@ def refuse_unsafe(path: str | Path, prefix: str = "") -> None:
 
 
 def refuse_strangers(name: str, *, trusted: bool) -> None:
-    """Raises Refused for a file or directory of the current one, which nobody named, if another
-    user could have written it. trusted: the user trusts every inventory
+    """Raises Refused for a default file in the current directory that another user could have
+    written. trusted: the user trusts every inventory
     """
     if not trusted and (reason := trust.distrust(name, authors=())):
         raise Refused(sanitise(reason))

@@ -44,10 +44,10 @@ def run(
     with the job, or with ``--once`` after an incident. Raises Refused.
     """
     try:
-        command = shlex.split(options.then or "")
+        command = shlex.split(options.after_incident or "")
     except ValueError as problem:
-        raise Refused(f"--then {options.then}: {problem}") from None
-    if options.then is not None and not command:
+        raise Refused(f"--then {options.after_incident}: {problem}") from None
+    if options.after_incident is not None and not command:
         raise Refused("--then: names no command")
     checked_regex("--progress", options.progress)
     nodes, name = nodes_of_job(inventory, options, tell)

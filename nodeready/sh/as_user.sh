@@ -4,7 +4,7 @@
 # session, and its output is read with a limit of time and size.
 
 # nr_as USER COMMAND: run a line of this library with the user's rights; $NR_HOME is the home
-# directory in the node's user database. A failure for one user does not stop the others;
+# directory in the node's user database. A failure for one user does not stop the run;
 # nr_as_done reports it at the end.
 nr_unwritten=
 nr_as() {
@@ -60,7 +60,7 @@ nr_become() {
         esac
     done
     export NR_TEXT NR_HOME
-    # shellcheck disable=SC2016 # the other shell's variable
+    # shellcheck disable=SC2016 # a variable of the inner shell
     set -- 'eval "$NR_TEXT"'
     nr_setpriv=$(command -v setpriv)
     # Busybox's setpriv cannot change the user.

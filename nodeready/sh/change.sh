@@ -247,7 +247,7 @@ nr_lock() {
         exec 9>>"./$nr_name"
         if ! flock -w 10 9; then
             nr_out=$(nr_holder_of "./$nr_name")
-            nr_fail "cannot lock $nr_file: ${nr_out:-somebody} holds it; waited 10 s"
+            nr_fail "cannot lock $nr_file: ${nr_out:-another process} holds it; waited 10 s"
         fi
         # Another run may have replaced the file.
         if [ "$(stat -c %d:%i "./$nr_name" 2>/dev/null)" != "$(stat -Lc %d:%i /proc/self/fd/9)" ]; then

@@ -125,7 +125,7 @@ nr_packages() {
     nr_why=$(nr_cause) nr_missing=$*
     if [ $# -gt 1 ] &&
         { [ -z "$(nr_line "$nr_network")" ] || [ -n "$(nr_line "$nr_unknown")" ]; }; then
-        # A missing package, or a mirror that is skipped, must not prevent the other packages.
+        # A missing package, or a mirror that is skipped, must not prevent further packages.
         nr_why='' nr_missing=''
         for nr_name in "$@"; do
             if ! nr_install "$nr_name"; then

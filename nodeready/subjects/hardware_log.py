@@ -103,7 +103,7 @@ def _seconds(lines: list[KernelLines]) -> int:
 
 
 def _come_often(row: _HardwareRow, lines: list[KernelLines], least: int) -> bool:
-    """Whether so many messages come within the row's time, or ten times as many came at all."""
+    """Whether ``least`` messages came per ``row.within_s``, or ten times as many in total."""
     count = sum(line.count for line in lines)
     seconds = _seconds(lines)
     at_rate = count * row.within_s / max(seconds, row.within_s)

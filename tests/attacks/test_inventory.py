@@ -219,7 +219,7 @@ def test_no_home_of_hers_is_roots(tool, control):
     for (case, (_, _, named)), done in zip(LEADING.items(), ended[1:], strict=False):
         assert (done.status, len(done.lines), done.out) == (2, 1, ""), (case, done)
         assert named in done.err, done
-        assert "uid 4001" in done.err or "everybody may write to" in done.err, done
+        assert "uid 4001" in done.err or "is world-writable" in done.err, done
     assert {done.status for done in ended[1 + len(LEADING) :]} == {0}
 
 

@@ -113,6 +113,6 @@ def test_no_py_spy_of_hers_goes_to_the_nodes(where, shared, fresh_node, fleet, t
     assert "it does not run" not in done.out, done
     assert "the new file is not valid" not in done.out, done
     assert done.status == 1, done
-    named = "set NODEREADY_PY_SPY_DIR" if where == "cache" else "everybody may write to"
+    named = "set NODEREADY_PY_SPY_DIR" if where == "cache" else "is world-writable"
     assert named in done.out, done
     assert fresh_node.run("test -e /usr/local/bin/py-spy", check=False).returncode == 1

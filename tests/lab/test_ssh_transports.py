@@ -357,10 +357,10 @@ def test_many_nodes_behind_a_jump_host_share_a_login_there(site, fresh_nodes, au
 
 #: What is wrong with the jump host, how that ends, and the words for it.
 JUMP_FAULTS = {
-    "lets nobody through": (
+    "forwards nothing": (
         lambda node: sshd(node, "AllowTcpForwarding no\n"),
         lambda node: sshd(node, ""),
-        "jump host jump: lets nobody through to",
+        "jump host jump: refuses to forward to",
     ),
     "no sshd": (LabNode.stop_sshd, LabNode.resume_sshd, "jump host jump: connection refused"),
     "frozen": (LabNode.freeze, LabNode.thaw, "jump host jump: (no answer in 15 s|no route)"),

@@ -245,7 +245,7 @@ def _limit_gdb() -> None:
 
 
 def _last_message(error_text: str) -> str:
-    """gdb's last message that explains an error; "": there is none."""
+    """gdb's last message that explains an error, or ""."""
     rows = [row.strip() for row in error_text.splitlines() if row.strip()]
     messages = [row for row in rows if not row.startswith(_NOISE)]
     return messages[-1][:200] if messages else ""

@@ -161,7 +161,7 @@ _CHECK = "ssh_client.known_hosts"
 
 
 def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
-    """The results of all subjects in the snapshot, without the other nodes.
+    """The results of all subjects in the snapshot of this node, without its peers.
 
     Only an audit of the fleet can compare the block of host keys in known_hosts with the keys of
     the nodes. So `ssh_client.known_hosts` fails here only if the block is missing; otherwise it
@@ -175,8 +175,8 @@ def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
 
         own_lines = fleet_lines({os.uname().nodename: snapshot}, policy.ssh_known_hosts)
         return judge(snapshot, policy, FleetFacts(known_hosts=own_lines))
-    # The fleet's lines are unknown. The lines of the node stand in for them, so that the other
-    # checks of ssh_client are judged; a large block was probed without its lines.
+    # The fleet's lines are unknown. The node's own lines replace them, so that further checks of
+    # ssh_client are judged. A large block was probed without its lines.
     stand_in = observed.known_hosts.lines or ("# a block without its lines",)
     results = judge(snapshot, policy, FleetFacts(known_hosts=stand_in))
     reason = "there are keys; an audit of all nodes tells whether they are right"

@@ -27,7 +27,7 @@ _FURTHER_STATES = ("DOWN", "FAIL", "FUTURE", "NOT_RESPONDING", "POWER", "REBOOT"
 
 
 def stay_reason(node: SlurmNode, listed: Collection[str], authors: Collection[str]) -> str:
-    """Why the node's drain is not ended, whatever the node proves; "": it may be.
+    """Why the drain must stay even if the node passes its checks; "": it may end.
 
     listed:  the policy's undrain_reasons
     authors: the names of root and of SlurmUser

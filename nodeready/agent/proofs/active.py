@@ -1,8 +1,8 @@
 """The program on a node that runs the vendor's tests on idle GPUs: nvbandwidth and dcgmi diag.
 
 A test takes the GPUs for seconds to half an hour. None is started while a process has memory on a
-GPU. At the end of its time, or of ours, a tool gets SIGTERM: on that, dcgmi stops the test in
-DCGM's host engine, which is no child of it (dcgmi's Diag.cpp). Then its processes are killed.
+GPU. At its deadline or the program's, a tool gets SIGTERM. dcgmi then stops the test in DCGM's
+host engine, which is not a child of dcgmi (its Diag.cpp). Then the tool's processes are killed.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ _PROVE = {"bandwidth": _bandwidth, "diagnostic": _diagnostic}
 
 
 def main(config: facts.ProofConfig, *, level: int) -> None:
-    """Run the tests of ``config.proofs`` one after the other, dcgmi's at this level."""
+    """Run the tests of ``config.proofs`` in sequence, dcgmi's at this level."""
     hold_streams()
     supervisor = ProcessSupervisor(config.tag, config.limit_s, grace_s=_GRACE_S)
     supervisor.end_on_signals()

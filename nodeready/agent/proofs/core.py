@@ -416,7 +416,7 @@ def prove(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.Pro
     handler = core_pattern.handler_of(pattern)
     if os.path.basename(handler) in facts.REPORTERS:
         shown = core_pattern.printable(handler)
-        reason = f"{shown} reports each crash to somebody, so nothing was crashed"
+        reason = f"{shown} stores a report of each crash, so nothing was crashed"
         return facts.ProvedCore(core_pattern.printable(pattern), shown, skipped=reason)
     canary = CrashCanary(supervisor, pattern)
     supervisor.at_end(canary.clean_up)

@@ -438,7 +438,7 @@ _PROVE: dict[str, Callable[[ProcessSupervisor, facts.ProofConfig], Any]] = {
     "peers": prove,
 }
 
-#: Minimum time limit for a login: with less, a login that hangs cannot be told from a slow one.
+#: Minimum time limit for a login: a shorter one would count slow logins as hangs.
 _LOGIN_S = 5
 
 

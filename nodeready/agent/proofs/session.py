@@ -35,8 +35,8 @@ from nodeready.subjects.proof import facts
 
 # --- The limits of this session, and who opened it.
 
-# The limits of `facts.SessionLimits` in /proc/PID/limits, which prlimit() shows only to a process
-# that may trace the other one.
+# The limits of `facts.SessionLimits` in /proc/PID/limits. prlimit() shows them only to a process
+# that may trace PID.
 _ITEMS = ("Max core file size", "Max locked memory", "Max open files")
 # Bit of CAP_SYS_RESOURCE (capabilities(7)), the right to raise a hard limit.
 _CAP_SYS_RESOURCE = 1 << 24

@@ -505,7 +505,7 @@ class Engines:
 
     @property
     def python_pid(self) -> int | None:
-        """The process of the job's Python, or of its prefix; None: there is none."""
+        """The process of the job's Python, or of its prefix; None: not started."""
         return self._python.process.pid if self._python is not None else None
 
     def close(self) -> None:

@@ -122,7 +122,7 @@ def _order(text: str) -> _Work | orders.EndOrder:
 
 
 class _ProgramPart:
-    """Root's part or the node's part, either of which can end at any moment."""
+    """Root's part or the node's part; each can end at any moment."""
 
     def __init__(self, supervisor: ProcessSupervisor, config: orders.SmokeConfig) -> None:
         self.supervisor, self.config = supervisor, config

@@ -286,7 +286,7 @@ def _software(target: StackTarget, deadline: float) -> dict[str, Any]:
 
 
 def _recording(target: StackTarget) -> flight_recorder.Recording:
-    """The dump of a rank's flight recorder, or why there is none (a PyTorch without one)."""
+    """The dump of a rank's flight recorder, or why it is missing (a PyTorch without one)."""
     pid, uid, _, _ = _rank_values(target)
     recording = flight_recorder.observe(*_rank_values(target))
     if recording.absent.startswith(flight_recorder.NO_DUMP):

@@ -236,7 +236,7 @@ class Glances:
             for text, row in [] if answer is HANGS else answer:
                 number = text if len(text) == 1 else rank.number(text)
                 if row and len(rank.ends) < _MAX_ENDS:
-                    # Each call as that of a thread of its own.
+                    # `links` takes one call per thread, so each call gets a thread number.
                     call = calls[pid, -ord(number)] = waits.WaitCall(*row)
                     rank.add_call(number, call)
         links.observe([rank.target for rank in self._ranks.values()], calls, began, deadline)

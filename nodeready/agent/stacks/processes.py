@@ -1,7 +1,7 @@
 """A node's processes as /proc shows them: proc(5), and the pages of its files.
 
 Only the values of `KEYS` are kept of an environment; no other leaves the fork that read it
-(`nodeready.agent.witnesses.environment` has a list of its own).
+(`nodeready.agent.witnesses.environment` keeps different ones).
 A process that vanishes is no error. A read may wait forever for a lock of its target's memory:
 `probe_each` reads in a fork, and continues without the process that hangs.
 """

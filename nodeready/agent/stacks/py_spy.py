@@ -222,7 +222,7 @@ _SPAWN = "torch/multiprocessing/spawn.py"
 def _variables(
     frames: Sequence[Any], maximum: int | None = None
 ) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Call, name and value of the variables of these calls, at most so many of each call."""
+    """Call, name and value of the variables of these calls, at most ``maximum`` of each call."""
     for frame in frames:
         rows = frame.get("locals")
         rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
@@ -293,7 +293,7 @@ def failure_reason(ended: Ended) -> tuple[str, bool]:
     return f"py-spy: {message or ending}", True
 
 
-#: Variables of py-spy: English messages, no backtrace of its own, and only warnings in its log.
+#: Variables of py-spy: English messages, no backtrace of a panic, only warnings in its log.
 _VARIABLES = {"LC_ALL": "C", "RUST_BACKTRACE": "0", "RUST_LOG": "py_spy=warn"}
 
 

@@ -154,7 +154,7 @@ def with_parts(
     processes: Sequence[ScannedProcess], job: str, parts: Container[str]
 ) -> Sequence[ScannedProcess]:
     """The processes; those of a heterogeneous job's further parts are in the job itself. Slurm
-    gives each part a cgroup by a number of its own, and all ranks the first part's number.
+    numbers each part's cgroup separately, but gives all ranks the first part's number.
     """
     if not parts:
         return processes
@@ -519,7 +519,7 @@ def _select_unranked(
 
 
 def _select_titled(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
-    """The processes with a title of their own among these: none hides another one below it."""
+    """The candidates with a title that no ancestor shares: they do not hide each other."""
     for pid in candidates:
         process = tree.processes[pid]
         ancestors = filter(None, map(tree.processes.get, tree.ancestors(pid)))

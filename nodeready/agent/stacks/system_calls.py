@@ -53,7 +53,7 @@ class CallCount:
     call: Line  # the system call, and its error: ``recvfrom EAGAIN``; "": it has made none
     object: Line  # the file, peer, pipe; "": the call names none
     count: Count
-    # the other end of a connection: ``pid 55``, or the peer's address and the own address
+    # the peer of a connection: ``pid 55``, or the peer's address and the own address
     peer: Line = ""
 
 
@@ -127,7 +127,7 @@ def count(
     supervisor: ProcessSupervisor, pid: int, seconds: float, near: Sequence[int]
 ) -> tuple[list[CallCount], float, str]:
     """The calls of a process, the seconds in which it made them, and why there are none. near:
-    processes that may have the other ends of its connections and pipes
+    processes that may hold the peer ends of its connections and pipes
     """
     strace, timeout = shutil.which("strace") or "", shutil.which("timeout") or ""
     if not (strace and timeout and changeable_by_root_only(strace)):

@@ -108,19 +108,19 @@ def _rows(pid: int, main: int, earlier: Mapping[str, str]) -> list[list[Any]]:
 
 def stood_s(pid: int, number: int) -> float:
     """Minimum seconds since a thread last ran; 0: not known. Call it in a fork, which goes to the
-    thread's CPU: each CPU has a clock of its own for ``se.exec_start``, which stands still while
+    thread's CPU: each CPU has a separate clock for ``se.exec_start``, which stands still while
     the CPU serves interrupts (see `nodeready.subjects.host.mounts`).
     """
     fields = contents(f"/proc/{pid}/task/{number}/stat").rpartition(")")[2].split()
     try:
         os.sched_setaffinity(0, {int(fields[_CPU_FIELD])})
-        now, last_run = (
+        clock_ms, last_run_ms = (
             float(_LAST_RUN.findall(contents(f"/proc/{task}/sched", 4096))[0])
             for task in ("self", f"{pid}/task/{number}")
         )
     except (OSError, ValueError, IndexError):
         return 0.0
-    return max(0.0, now - last_run) / 1000
+    return max(0.0, clock_ms - last_run_ms) / 1000
 
 
 def state_of(pid: int, number: int) -> str:

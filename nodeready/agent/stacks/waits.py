@@ -188,7 +188,7 @@ class _WaitingThread:
     def _is_own_lock(self, address: int) -> bool:
         """Whether a futex(2) is surely a lock that a thread of the same process must release: a
         mutex of pthreads, which names its owner, or a lock of Python up to 3.12, which is a
-        semaphore with waiters in a piece of malloc's of its own (PyThread_allocate_lock).
+        semaphore with waiters in a separate allocation (PyThread_allocate_lock).
         """
         if thread := self._mutex_thread(address):
             return os.path.exists(f"/proc/{self.pid}/task/{thread}")

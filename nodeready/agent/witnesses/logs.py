@@ -682,7 +682,7 @@ def open_written_log(
     pid: int, uid: int, turns: Iterable[Sequence[int]], count: int = 1
 ) -> list[_LogFile]:
     """The files, at most `count`, that a process writes through the first of these descriptors.
-    They may be common logs of many ranks; the one that was written last comes first.
+    They may be common logs of many ranks. The most recently written file comes first.
     """
     for numbers in turns:
         written_files: list[_LogFile] = []

@@ -85,7 +85,7 @@ class Motion:
     # of its user, the same for all ids of the user (`users_file.main_uid`)
     uid: wire.Count | None = None
     in_cgroup: bool = False  # it is in the Slurm job's cgroup
-    # where the last line of its log ends that shows progress, in bytes; None: there is none
+    # offset of the end of the last line of its log that shows progress; None: no such line
     progress: int | None = None
     # seconds after which a collective that waits ends the job, by its arguments and variables
     timeout_s: wire.Count | None = None

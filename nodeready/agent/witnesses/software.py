@@ -164,7 +164,7 @@ def _version(pid: int, uid: int, path: str, inode: str) -> str:
 
 
 def packaged_version(pid: int, uid: int, packages: str) -> str:
-    """The version of the NCCL in a site-packages; "": there is none."""
+    """The version of the NCCL package in a site-packages, or ""."""
     with contextlib.suppress(OSError), held_path(pid, uid, packages) as (site, _):
         for name in os.listdir(f"/proc/self/fd/{site}"):
             if match := _DISTRIBUTION.fullmatch(name):

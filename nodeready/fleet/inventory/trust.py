@@ -27,10 +27,10 @@ def distrust(
 
     Always "" for a missing file.
 
-    remedy:  the words for taking the file nevertheless
-    authors: None: the user has named the file. A user other than root takes it then, whoever could
-             have written it. Otherwise nobody has named it: uids beside the user's own whose files
-             a user other than root takes, because the user runs code of theirs already.
+    remedy:  how to take the file nevertheless, for the message
+    authors: None: the user has named the file; only root then checks who could have written it.
+             Otherwise the file is a default: uids, besides the user's own, whose files a user
+             other than root takes, because that user already runs their code.
     """
     uid = os.geteuid()
     is_asked = os.environ.get(VARIABLE, "").lower() in ("1", "true", "t", "yes", "y", "on")
@@ -63,7 +63,7 @@ def _entry_problem(place: str, status: os.stat_result, owners: Collection[int]) 
     ):
         return ""
     if status.st_mode & stat.S_IWOTH:
-        return f"everybody may write to {place}; chmod o-w it"
+        return f"{place} is world-writable; chmod o-w it"
     if status.st_mode & stat.S_IWGRP and not _private(place, status):
         return f"group {_group(status.st_gid)} may write to {place}; chmod g-w it"
     return ""

@@ -46,13 +46,13 @@ class SrunError(TransportUnavailable):
 
 
 @dataclass(frozen=True)
-class RunningJob:
+class JobAllocation:
     number: str  # Slurm's SLURM_JOB_ID; "": no node could be allocated
     nodes: tuple[str, ...]
     # requested node -> why the job does not have it
     refused: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, names: Iterable[str]) -> RunningJob:
+    def of(self, names: Iterable[str]) -> JobAllocation:
         """The job with only these nodes, in the job's own order."""
         requested = {*names}
         job_nodes = tuple(name for name in self.nodes if name in requested)
@@ -61,7 +61,7 @@ class RunningJob:
         return replace(self, nodes=job_nodes, refused=refused)
 
 
-def running(job_id: str) -> RunningJob:
+def running(job_id: str) -> JobAllocation:
     """The running job that ``--job`` names. Raises SrunError."""
     if not _JOB.fullmatch(job_id):
         raise SrunError(f"--job {job_id}: is no number of a Slurm job")
@@ -83,7 +83,7 @@ def running(job_id: str) -> RunningJob:
                     f"--job {job_id}: is {user}'s: Slurm starts a step in it for nobody but "
                     f"{user}; ask as {user} (sudo -u {user} ...), or over ssh as root"
                 )
-            return RunningJob(number, tuple(slurm.job_nodes(nodes)))
+            return JobAllocation(number, tuple(slurm.job_nodes(nodes)))
     except InventoryError as error:
         if "Invalid job id" in str(error):
             raise SrunError(f"--job {job_id}: Slurm knows no such job") from None
@@ -144,7 +144,7 @@ def _state_of(nodes: Sequence[str]) -> dict[str, _SlurmNodeState]:
     return states
 
 
-def unusable_nodes(job: RunningJob, nodes: Sequence[str]) -> dict[str, str]:
+def unusable_nodes(job: JobAllocation, nodes: Sequence[str]) -> dict[str, str]:
     """Node of the job -> why Slurm can no longer start a step on it.
 
     {} if Slurm does not answer. A node that Slurm has lost leaves the job.
@@ -167,7 +167,7 @@ def unusable_nodes(job: RunningJob, nodes: Sequence[str]) -> dict[str, str]:
 
 def allocate(
     nodes: Sequence[str], options: str = "", notify: Callable[[str], None] = lambda text: None
-) -> RunningJob:
+) -> JobAllocation:
     """Allocate a job on those of these nodes that Slurm can give now; `release` ends it.
 
     options: for salloc(1): ``--reservation=maintenance --account=ops``
@@ -201,7 +201,7 @@ def allocate(
                 number, error = _run_salloc(free, arguments, notify)
         reasons = {name: f"Slurm: {reason}" for name, reason in refused.items()}
         if not free:
-            return RunningJob("", (), reasons)
+            return JobAllocation("", (), reasons)
         if not number:
             raise SrunError(f"salloc: {error}")
         return replace(running(number), refused=reasons)
@@ -267,14 +267,14 @@ def _run_salloc(
         text = errors.decode("utf-8", "replace")
         granted = re.search(r"Granted job allocation ([0-9]+)", text)
         if granted and child.returncode:
-            release(RunningJob(granted[1], ()), notify)
+            release(JobAllocation(granted[1], ()), notify)
     if granted and not child.returncode:
         return granted[1], ""
     rows = [row.removeprefix("salloc: ").removeprefix("error: ") for row in text.splitlines()]
     return "", sanitise(rows[-1], 200) if rows else f"ended with exit status {child.returncode}"
 
 
-def release(job: RunningJob, notify: Callable[[str], None] = lambda text: None) -> None:
+def release(job: JobAllocation, notify: Callable[[str], None] = lambda text: None) -> None:
     """End a job of `allocate`. notify: shows the user a line when Slurm does not answer"""
     if not job.number:
         return

@@ -227,7 +227,7 @@ class BoundedTransport(Transport):
             raise
 
     def _verify_key(self, host_key: bytes, signature: bytes) -> None:
-        # Whatever it has agreed on, an sshd can sign with another algorithm.
+        # An sshd can sign with an algorithm other than the negotiated one.
         if _SHA1.fullmatch(Message(signature).get_text()):
             raise SSHException("Signature verification failed: SHA-1")
         super()._verify_key(host_key, signature)  # type: ignore[misc]

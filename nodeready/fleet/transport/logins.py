@@ -274,7 +274,7 @@ class JumpHost:
                     continue
                 if refusal.code != _CONNECT_FAILED:
                     raise SshConfigError(
-                        f"jump host {self.name}: lets nobody through to {host} ({refusal})"
+                        f"jump host {self.name}: refuses to forward to {host} ({refusal})"
                     ) from None
                 raise OSError(str(refusal)) from None
             except EOFError:

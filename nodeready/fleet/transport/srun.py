@@ -1,8 +1,8 @@
 """The transport by srun: a script runs on the nodes of a job as a step without resources.
 
 For users who have neither ssh to the nodes nor root there, and for thousands of nodes: Slurm's own
-tree distributes the step. The step overlaps with the job's steps (srun(1), --overlap): it needs no
-resources of its own. A question to all nodes is one step; an interactive script is a step on one
+tree distributes the step. The step overlaps with the job's steps (srun(1), --overlap) and shares
+their resources. A question to all nodes is one step; an interactive script is a step on one
 node, over srun's standard input and output.
 """
 
@@ -48,7 +48,7 @@ from nodeready.agent.runtime import bug_text
 from nodeready.core import shell
 from nodeready.core.outcome import FAILED, LOST, OUTPUT, TIMEOUT, UNREACHABLE, Gap
 from nodeready.fleet.inventory.nodeset import fold
-from nodeready.fleet.transport.allocation import RunningJob, allocate, release, unusable_nodes
+from nodeready.fleet.transport.allocation import JobAllocation, allocate, release, unusable_nodes
 from nodeready.fleet.transport.connectors import PipedProgram
 
 #: Seconds to start a step: slurmd needs moments, and srun gives up a node that does not answer
@@ -63,8 +63,8 @@ _PATIENCE_S = 2.0  # seconds for a step to end after its input has ended
 #: only when every node has begun: one that cannot would block all others until srun gives up. Only
 #: the job's user and root can read the environment of its processes (proc(5)).
 _INPUT = "NODEREADY_INPUT_"
-#: Maximum bytes of a variable, below the 128 KiB of one string of execve(2); and of variables, all
-#: of which must fit in a quarter of the stack.
+#: Maximum bytes of a variable, below the 128 KiB of one string of execve(2); maximum variables,
+#: which must all fit in a quarter of the stack.
 _PART, _PARTS = 120 << 10, 6
 
 
@@ -83,7 +83,7 @@ class Srun(Transport):
 
     def __init__(
         self,
-        job: RunningJob,
+        job: JobAllocation,
         notify: Callable[[str], None] = lambda text: None,
         *,
         works: bool = False,
@@ -365,7 +365,7 @@ class OwnJob(Srun):
         works: bool = False,
         sudo: bool = False,
     ) -> None:
-        super().__init__(RunningJob("", tuple(nodes)), notify, works=works, sudo=sudo)
+        super().__init__(JobAllocation("", tuple(nodes)), notify, works=works, sudo=sudo)
         self._salloc_options = options
 
     def __enter__(self) -> OwnJob:

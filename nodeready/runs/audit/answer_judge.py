@@ -223,7 +223,7 @@ class Interner:
 
 
 def _plain(answer: str, nonce: str) -> bytes:
-    """The text of an answer; equal ones have no nonce of their own. Raises ProbeError."""
+    """The text of an answer with a shared nonce: equal answers are equal. Raises ProbeError."""
     return unpack(answer, nonce).replace(nonce.encode(), SHARED_NONCE.encode())
 
 

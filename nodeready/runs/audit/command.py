@@ -58,7 +58,7 @@ def distinguishing_groups(inventory: Inventory, name: str) -> tuple[str, ...]:
 
 #: Seconds for which `--watch` keeps a connection, whose limits and groups are of its beginning.
 _KEPT_S = 600.0
-#: Seconds after which `--watch` judges every node again, whatever it shows: a waiver ends.
+#: Seconds after which `--watch` judges even unchanged nodes again, because a waiver may end.
 _FULL_S = 3600.0
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "unknown", "warn")

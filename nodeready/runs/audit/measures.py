@@ -30,7 +30,7 @@ _REACHES = (0.5, 0.2, 0.05)
 
 
 class Bounds(NamedTuple):
-    """The answers of a node that get the verdict of the one that was judged."""
+    """The answers of a node that get the same verdict as its judged answer."""
 
     digest: bytes  # of the text without its measures
     places: Mapping[int, int]  # number of a line with a measure -> the number of its row

@@ -48,7 +48,7 @@ class ListedWaiver:
 
     waiver: Waiver  # its check, owner ("": none), reason, and last day ("": it does not end)
     # expired; no node: its node set has no node of the inventory; unused: its nodes have no such
-    # finding, or another waiver of theirs ends later (never with a part of its nodes selected);
+    # finding, or have a waiver that ends later (never with a part of its nodes selected);
     # ends: in the next 14 days
     state: Annotated[str, {"enum": STATES}]
     nodes: tuple[Name, ...]  # to which it applies, of those that were selected

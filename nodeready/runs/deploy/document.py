@@ -92,7 +92,7 @@ class DeployedNode:
 
     @classmethod
     def of(cls, name: str, plan: NodePlan, results: Iterable[Result]) -> DeployedNode:
-        """A node that was probed, with its plan and the results of which the plan was made."""
+        """A node that was probed, with its plan and the results that the plan repairs."""
         rows = tuple(results)
         changes = tuple(
             PlannedChange(

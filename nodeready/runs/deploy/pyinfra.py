@@ -78,7 +78,7 @@ def call_settings(
     """The checked settings of a call on this host.
 
     setting_names: the settings that the operation takes as arguments
-    words: arguments without a name, of which it takes none
+    words: positional arguments, which are refused
     Raises PyinfraError, in one line, for a wrong setting, also one of the inventory.
     """
     place = ""
@@ -141,7 +141,7 @@ class _PyinfraRun:
     stale: dict[str, dict[Policy, set[str]]] = field(default_factory=dict)
     # (node, line) that were printed: pyinfra calls an operation to prepare and to execute
     warnings: set[tuple[str, str]] = field(default_factory=set)
-    # pyinfra runs a deploy file for all nodes at once. The first call probes; the others wait.
+    # pyinfra runs a deploy file for all nodes at once. The first call probes while the rest wait.
     lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
     def policies_of(self, call: CallSettings) -> dict[str, Policy]:
@@ -447,8 +447,8 @@ def step(
 ) -> Callable[[MakeActions], DeployStep]:
     """A decorator that makes a DeployStep of a generator function of actions.
 
-    The step's name is ``subject.function``. The subject is the one whose module of operations has
-    the function. The step fixes the checks of its subject that have this name as ``fixed_by``.
+    The step's name is ``subject.function``. The module of operations that has the function names
+    the subject. The step fixes the checks of its subject that have this name as ``fixed_by``.
     Raises ValueError if no check has.
 
     settings: the fields of Policy that only the actions read, and no check that it fixes

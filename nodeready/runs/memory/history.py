@@ -217,8 +217,8 @@ def _cause(look: NodeLook) -> tuple[str, frozenset[str]]:
 
 
 def _look_count(first: NodeLook, number: int, missed: Mapping[str, int]) -> int:
-    """The number of looks from the first one to the one before ``number`` that made one of the
-    checks that cause the status of the first one.
+    """The number of looks before ``number``, from the first look on, that made a check that causes
+    the first look's status.
 
     missed: as `NodeLook.missed`, of the look with this number
     """

@@ -88,7 +88,7 @@ def _is_missing(path: Path) -> bool:
 
 @contextlib.contextmanager
 def open_memory() -> Iterator[Memory]:
-    """The memory, to read. Raises Refused where there is none, or it cannot be read."""
+    """The memory, to read. Raises Refused if it is missing or unreadable."""
     path = MemorySettings.load().path
     if path is None:
         raise Refused(f"the memory is {OFF}: NODEREADY_MEMORY names its file")
@@ -99,8 +99,8 @@ def open_memory() -> Iterator[Memory]:
 
 
 def _open_earlier(path: Path | None) -> Memory | None:
-    """The memory as it was before this look; None: there is none, or it cannot be read, and
-    `LookKeeper` says why when it keeps the look.
+    """The memory as it was before this look; None: missing, or unreadable for a reason that
+    `LookKeeper` reports when it keeps the look.
     """
     if path is not None and not _is_missing(path):
         with contextlib.suppress(MemoryUnavailable):
@@ -298,7 +298,7 @@ def _judged(reports: Iterable[NodeReport], workers: AuditWorkers) -> Iterator[No
 
 
 def _recorded(reports: Iterable[NodeReport]) -> Iterator[NodeSections]:
-    """The states of the nodes with a verdict of their own that is believed."""
+    """The states of the nodes whose own verdict is trusted."""
     for report in reports:
         if any(result.check == VERDICT and result.status == "ok" for result in report.results):
             checks = {result.check for result in report.results}

@@ -15,10 +15,10 @@ the rate of its peers and the time that the unit was observed.
 - An incident of many nodes at once is the fleet's: a file server, a switch or a deploy.
 - A found lemon is removed from the peers and the search is repeated, because several lemons raise
   the rate of the fleet and would hide each other.
-- No node sets the rate of the others, however many parts it shows: each node counts once, and one
-  node without incidents does not count.
-- What counts has a witness: root saw it on that node, or two users did who know nothing of each
-  other. A finding of a check and a failed connection are root's: this machine saw them itself.
+- The number of parts that a node shows does not change its peers' rate: each node counts once, and
+  one node without incidents does not count.
+- Only an incident with a witness counts: root observed it on that node, or two users did
+  independently. Root is the witness of failed checks and connections: this machine observed them.
 """
 
 from __future__ import annotations
@@ -177,10 +177,10 @@ def _gpu_incidents(
 ) -> dict[SuspectUnit, list[Event]]:
     """The incidents of each GPU in each node.
 
-    A GPU's life in earlier nodes moves along when it fails in its new node, too: until then, one
-    node alone has said that it was this GPU.
+    A GPU's incidents in earlier nodes count for its new node once it fails there, too: until then,
+    a single node reported the serial number.
 
-    spans: of each GPU in each node, the oldest first; they move along as well
+    spans: of each GPU in each node, the oldest first; they move with the incidents
     """
     by_unit: dict[SuspectUnit, list[Event]] = defaultdict(list)
     for incident in incidents:
@@ -276,8 +276,8 @@ def _serials(text: str, gpus: Mapping[str, Sequence[PartSpan]], time_s: float) -
 def events_that_count(events: Iterable[Event]) -> Iterator[Event]:
     """The events that have their witnesses.
 
-    Of the logs of users that name the same node, those of the user with the most days are left
-    out: what remains, no user has said alone.
+    Of the users whose logs name the same node, the user with the most days is left out: so no
+    incident counts on the word of a single user.
     """
     # (node, kind) -> user -> day -> an event of the day
     logs: dict[tuple[str, str], dict[str, dict[float, Event]]] = defaultdict(

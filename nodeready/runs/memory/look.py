@@ -263,7 +263,7 @@ def _bounded(text: str, maximum: int) -> str:
 # --- The sections of a node's state: texts, which the memory keeps once for all nodes.
 # A section is JSON. Its name is ``SUBJECT.facts``, ``SUBJECT.results``, ``SUBJECT.counters``,
 # ``SUBJECT.parts``, or one of the names below. The result of a check that a policy declares has a
-# section of its own, ``CHECK.results``: a look may make one of them alone.
+# separate section, ``CHECK.results``: a look may make a single such check.
 
 BOOT = "boot"  # the id of the node's boot
 ERROR = "error"  # why the node gave no answer
@@ -275,8 +275,8 @@ ENDED_BY_LOOK = (ERROR, GATE, "proof.results", "site.results")
 FACTS, RESULTS, COUNTERS, PARTS = ".facts", ".results", ".counters", ".parts"
 
 FACTS_END = b",\n"  # ends the line of a fact; a text in JSON has no such end
-#: Maximum bytes of a section: the facts of a node with 8 GPUs have 20,000. The facts of a node
-#: that sends more are not kept, so that one node cannot fill the memory.
+#: Maximum bytes of a section: the facts of a node with 8 GPUs have 20,000. Larger facts are not
+#: kept, so that a single node cannot fill the memory.
 MAX_BYTES = 256 << 10
 _MAX_SERIAL = 100  # maximum characters of a serial number or UUID, which have at most 40
 _BRIEF = ("ok", "na")

@@ -655,7 +655,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             "update nodeready, or name another file with NODEREADY_MEMORY"
         )
     if not identity:
-        # Has to be set before the first table.
+        # SQLite takes auto_vacuum only before the first table.
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         connection.execute("BEGIN IMMEDIATE")
         # Another process may have made the tables meanwhile.

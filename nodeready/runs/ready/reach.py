@@ -79,8 +79,8 @@ def _login_result(attempt: SshTry, peer: Peers | None) -> tuple[str, str]:
 
 
 def _namesakes(peers_by_node: Mapping[str, Peers]) -> dict[str, tuple[str, ...]]:
-    """Node -> the other nodes with its host name. The node with this name in the inventory is left
-    out: only a node that takes its name fails.
+    """Node -> its peers with the same host name. The node that the inventory calls so is left out:
+    only a node that takes its name fails.
     """
     by_host: dict[str, list[str]] = defaultdict(list)
     for name, peers in peers_by_node.items():
@@ -156,9 +156,9 @@ def _answers(name: str, peers_by_node: Mapping[str, Peers], logins: _Logins) -> 
 def _blamed_for_pdsh(
     peers_by_node: Mapping[str, Peers], logins: _Logins
 ) -> dict[str, tuple[str, ...]]:
-    """Node -> the other nodes, two or more, to whose pdsh it does not answer or answers with a
-    wrong host name, though their ssh works: one node must not fail all nodes that ask it. A node
-    without a good answer from any peer says nothing about its peers.
+    """Node -> its peers, two or more, whose ssh works but whose pdsh gets no answer from it or a
+    wrong host name: a faulty node must not fail all its peers. A node without a good answer from
+    any peer proves nothing about its peers.
     """
     attempts = []
     for source in peers_by_node:
@@ -244,7 +244,7 @@ class ReachAttempt:
 
 @dataclass(frozen=True)
 class ReachFinding:
-    """The failed attempts that one node, direction or pair explains."""
+    """The failed attempts that a single node, direction or pair explains."""
 
     # ``target``: peers do not reach the node; ``source``: it does not reach peers; ``both``;
     # ``pair``: the node does not reach its one peer, and neither explains more
@@ -254,7 +254,7 @@ class ReachFinding:
     tried: int  # the number of peers tried in that direction, of ``both`` in either
     channels: tuple[str, ...]
     cause: str  # the most common cause of these failures
-    # whether all attempts in the opposite direction (of a pair: the one) passed; None: no attempt
+    # whether all attempts in the opposite direction passed (a pair has one); None: no attempt
     back: bool | None = None
 
 

@@ -1,6 +1,6 @@
 """The outcome of a test, from the answers of its nodes. Pure.
 
-An answer can prove a fault of its own node. A report about another node proves nothing.
+An answer can prove a fault of the node that sent it. A report about another node proves nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def collective_outcome(
     answers: Mapping[str, CollectiveAnswer | str],
     orders: Mapping[str, CollectiveOrder],
 ) -> SmokeOutcome:
-    """The outcome of a collective. answers: of nodes; a text: why there is none"""
+    """The outcome of a collective. answers: of nodes; a text: why the answer is missing"""
     received = {name: a for name in test.nodes if isinstance(a := answers[name], CollectiveAnswer)}
     lost = tuple(name for name in test.nodes if name not in received)
     loss = f"{lost[0]} is lost: {_line(str(answers[lost[0]]))}" if lost else ""
@@ -249,7 +249,7 @@ def pairs_outcome(
 def pair_outcome(
     test: Test, answer: PairAnswer | str, owners: mesh.Owners, ports: tuple[int, ...]
 ) -> SmokeOutcome:
-    """The outcome of a pair. answer: of its source, or why there is none; ports: to be tried"""
+    """The outcome of a pair. answer: of its source, or why it is missing; ports: to be tried"""
     source, target = test.nodes
     if isinstance(answer, str):
         return SmokeOutcome(False, f"{source} is lost: {_line(answer)}", lost=(source,))

@@ -68,7 +68,7 @@ def _passes_without(controls: Iterable[Trial | None]) -> list[str]:
 
 
 def _halves(nodes: Sequence[str], culprits: Collection[str]) -> list[list[str]]:
-    """The nodes that reported an own fault and the other nodes, if they are few; else halves."""
+    """The nodes that reported a fault and the rest, if at most half reported one; else halves."""
     reported = [name for name in nodes if name in culprits]
     if 0 < len(reported) <= len(nodes) // 2:
         return [reported, [name for name in nodes if name not in culprits]]
@@ -344,7 +344,7 @@ class _FaultSearch:
     def _halve(self, nodes: list[str], mode: str, culprits: Collection[str] = ()) -> Hunt:
         """Halve nodes that fail together, each half beside good nodes."""
         halves = _halves(nodes, culprits)
-        # One good node suffices for one node. A slow test has to be compared with whole groups.
+        # One good node suffices for one node. A slow test is compared with whole groups.
         fillers = [
             1 if len(half) == 1 and mode != _SLOW else max(0, self.group_size - len(half))
             for half in halves
@@ -565,7 +565,7 @@ class _FaultSearch:
     # --- A GPU of a node that fails only with other nodes: each GPU may have its own port.
 
     def _gpu_with_peers(self, node: str) -> Hunt:
-        """Halve the node's GPUs beside good nodes, while one half fails and the other passes."""
+        """Halve the node's GPUs beside good nodes, while exactly one half fails."""
         gpus, passed = list(self.gpus[node]), list[Trial]()
         last: Trial | None = None
         while len(gpus) > 1:

@@ -339,7 +339,7 @@ _UNKNOWN_PYTHON = "does not know"
 
 def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
     for kind, (_, text) in hints.STANDING.items():
-        # A group without a role and with a reason for it is none to look at.
+        # A group that has a reason but no role needs no advice.
         kind_groups = [g for g in groups if g.kind == kind and (g.role or not g.reason)]
         if kind_groups and text:
             silent = kind == "missing" and kind_groups[0].no_stack_reason.endswith(SILENT)

@@ -408,7 +408,7 @@ def classify(
     waits_for_ranks = mains and table.reading(mains[-1]).for_ranks
     has_work = work.startswith(LOG_COUNTS) or (work and not waits_for_ranks)
     if verdict is not None and (thread in process.received or has_woken or has_work):
-        # It got what it had waited for, and waits for more; or it works, or its descendants.
+        # It received data and waits again; or it or a descendant works.
         verdict = "progressing"
     # A process that has moved since was in state D for a moment only.
     if state == "D" and verdict in (None, "blocked", "unsure"):

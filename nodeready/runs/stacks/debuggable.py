@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 from nodeready.agent.stacks import ask_witnesses
 from nodeready.agent.stacks.ask_witnesses import RECORDER_ON, Settings, buffer_variable, release
@@ -35,13 +35,16 @@ ITEMS = (
 RESULTS = ("fail", "unknown", "warn", "ok")
 
 
-class DebugFinding(NamedTuple):
+@dataclass(frozen=True)
+class DebugFinding:
     """One item, with the ranks that share its result."""
+
+    JSON_KEYS: ClassVar = {"observation": "found"}
 
     item: Annotated[str, {"enum": ITEMS}]
     result: Annotated[str, {"enum": RESULTS}]
-    found: str  # the observation, one line; fix: what to do for the next run; "": nothing
-    fix: str
+    observation: str  # what was observed, one line
+    fix: str  # what to do for the next run; "": nothing
     ranks: tuple[Annotated[int, {"minimum": 0}], ...] = ()  # () where they are not known
     nodes: tuple[str, ...] = ()
     processes: Annotated[int, {"minimum": 1}] = 1

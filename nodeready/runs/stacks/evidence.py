@@ -401,10 +401,10 @@ class CallDifference(NamedTuple):
 
 
 def call_difference(calls: Iterable[tuple[CallProgress, Sequence[int]]]) -> CallDifference | None:
-    """Where a group's ranks differ; None: no rank waits. calls: progress -> the ranks with it. All
-    ranks have made a call that one has completed: a rank with that call pending waits for none
-    there. Such records are out of date: gloo's of a call that has just ended, NCCL's until the
-    watchdog polls again.
+    """Where a group's ranks differ; None: no rank waits. calls: progress -> the ranks with it.
+
+    If a rank has completed a call, all ranks have made it, and a record of it as pending is old:
+    gloo's of a call that has just ended, NCCL's until the watchdog polls again.
     """
     states = list(calls)
     inside = [call.at for call, _ in states if call.at is not None]

@@ -143,11 +143,11 @@ class Bucket:
 
     def _add_system_call(self, call: SystemCall) -> None:
         key = call.call, _NUMBERS.sub("N", call.object)
-        if known := self.system_calls.get(key):
-            call = known._replace(
-                calls=known.calls + call.calls,
-                seconds=known.seconds + call.seconds,
-                ranks=tuple(sorted({*known.ranks, *call.ranks})),
+        if earlier := self.system_calls.get(key):
+            call = earlier._replace(
+                calls=earlier.calls + call.calls,
+                seconds=earlier.seconds + call.seconds,
+                ranks=tuple(sorted({*earlier.ranks, *call.ranks})),
             )
         self.system_calls[key] = call
 

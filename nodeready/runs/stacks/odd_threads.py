@@ -119,7 +119,7 @@ def _differences(
     waits: frozenset[Wait], counts: Counter[Wait], total: int, comparable: set[str]
 ) -> dict[str, tuple[Wait | None, Wait | None]]:
     """Name -> the wait that only this rank has, and that it alone lacks; None: none. comparable:
-    names of which each rank has as many threads, and none moves
+    names with equally many threads, all at rest, in each rank
     """
     names = {wait[0] for wait in waits}
     moving = {wait[0] for wait in waits if not wait[1]}

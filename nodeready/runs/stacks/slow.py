@@ -27,7 +27,7 @@ from nodeready.runs.stacks.trace import Trace, TracedProcess
 #: The number of blocks into which the time is divided.
 _BLOCKS = 12
 #: Minimum part of the time that the peers of a slow rank wait longer than it, and minimum factor
-#: of its work: 1.2 times leaves 0.17 and less, because data also has to be moved.
+#: of its work: 1.2 times leaves at most 0.17, because data takes time to move.
 _MIN_LAG, _MIN_FACTOR = 0.08, 1.1
 #: Maximum factor that glances can tell.
 _MAX_FACTOR = 20
@@ -42,7 +42,7 @@ _MIN_GLANCES = 100
 _MIN_SENDING, _TIMES = 0.1, 2.0
 #: Minimum faults a second more than the peers.
 _MIN_FAULTS = 20
-#: A counter of a node, by how much it is worse than on the other nodes, and the sentence.
+#: A counter of a node, its minimum difference from the median of its peers, and the sentence.
 _NODE_CAUSES = (
     ("steal", 0.05, "a hypervisor takes {:.0%} of its node's CPU time"),
     ("memory_stall", 0.1, "its node is short of memory for {:.0%} of the time"),
@@ -71,7 +71,7 @@ class Pace:
     waiting_looks: int
     gpu_looks: int = 0  # of these, waits for its GPU
     in_pipeline: bool = False
-    # what it does where it waits for no rank, the most frequent first, with the number of looks
+    # its places outside waits for ranks, the most frequent first, with the number of looks
     work: tuple[tuple[str, int], ...] = ()
     # of these, with a system call on an object: `read of /data/shard-3 (nfs4)`
     calls: tuple[tuple[str, str], ...] = ()
@@ -382,7 +382,7 @@ class _CauseFinder(NamedTuple):
         habits = Counter[str]()
         for peer in peers:
             habits.update(dict(peer.work))
-        # What it does more often than its peers do on average.
+        # Its places with more looks than its peers have on average.
         surplus = {text: count - habits[text] / len(peers) for text, count in pace.work}
         if surplus:
             place = max(surplus, key=lambda text: surplus[text])
@@ -402,7 +402,7 @@ class _CauseFinder(NamedTuple):
         ]  # fmt: skip
 
     def of_node(self, pace: Pace) -> list[str]:
-        """What a rank's node has, and the other nodes have not."""
+        """The counters in which a rank's node is worse than its peers, in sentences."""
         node = self.nodes.get(pace.node)
         other_nodes = [row for name, row in self.nodes.items() if name != pace.node]
         texts = []

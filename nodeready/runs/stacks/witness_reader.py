@@ -200,7 +200,7 @@ class WitnessReader(CollectiveReader):
         at = max(range(len(gaps)), key=gaps.__getitem__)
         # The remaining logs must stop together; otherwise ranks write at irregular times.
         if gaps[at] >= _SILENT_S and ages[at + 1] - ages[-1] <= gaps[at] / 2:
-            text = f"wrote last {gaps[at]} s before the others"
+            text = f"wrote last {gaps[at]} s before the other ranks"
             self.add_statement("logs", text, order[: at + 1], weight=1)
 
     def nccl(self) -> None:

@@ -273,7 +273,7 @@ SUBJECT = Subject(
     kinds=FactKinds(
         volatile="age_s since_s held",
         versions="digests python old magic note",
-        # Each node has its own copy of its own policy.
+        # Each node has a copy of its policy, which may differ from its peers'.
         unique="digests",
         elements={"digests": ""},
     ),

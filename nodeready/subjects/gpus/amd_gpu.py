@@ -488,7 +488,7 @@ SECTION = Section(
 
 @dataclass(frozen=True)
 class _ToolCall:
-    """The output of one call of the tool; ``status`` is None when the call did not end."""
+    """The output of one call of the tool. status: None: the call did not end"""
 
     printed: str
     status: int | None

@@ -16,7 +16,7 @@ from nodeready.subjects.gpus.peers import FAST_GBPS
 
 # --- The faults of GPUs in the kernel's log of this boot.
 
-#: The actions for faults of the node; the others need none, or are an application's.
+#: The actions for faults of the node. Any further Xid needs no action, or is an application's.
 _NODE_ACTIONS = (xids.ISOLATE, xids.REBOOT, xids.RESET)
 _VENDOR = "open a case with the vendor if it comes back"
 _MAX_CHARACTERS = 70

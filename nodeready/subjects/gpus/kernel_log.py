@@ -165,7 +165,7 @@ function read_line(  text, inside, key, size) {{
     # Open modules of 535 write "NVRM FUNCTION: ".
     if (text ~ /^NVRM [A-Za-z_0-9]+: /) text = "NVRM: " substr(text, 6)
     if (text ~ /^NVRM: |^amdgpu [0-9]|^\[drm\] amdgpu kernel/) driven = 1
-    # A module without a signature: which one is said nowhere.
+    # A module without a signature; the log does not name it.
     if (text ~ /^(Lockdown: .*(unsigned )?module |Loading of .*module.* is rej)/) {{
         keep("refused", "nvidia driver: refused: " text)
         return

@@ -1,7 +1,7 @@
 """NVIDIA's GPUs as ``nvidia-smi -q -x`` shows them (schemas v11, v12 and v13).
 
 The schemas differ in names (clocks_throttle_reasons became clocks_event_reasons) and in the values
-that they leave out. So each value is read under all of its names, and a missing value is None.
+that they leave out. So each value is read under all of its names, and may be missing (None).
 """
 
 from __future__ import annotations

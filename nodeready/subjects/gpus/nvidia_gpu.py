@@ -80,10 +80,10 @@ def _among(values: Container[int]) -> Callable[[str], int | None]:
 class Element:
     """An element of the XML: reads each value, and notes the values that cannot be read.
 
-    Only this class turns the tool's words into values. The value is None where the device does not
-    have it (N/A, Not Supported), or where the driver is too old to show it. The value is None and
-    stands in ``unread`` where another text is in its place, where its text is empty, or where a
-    driver of this version always prints the element and it is missing: it is unknown.
+    Only this class turns the tool's words into values. None: the device does not have the value
+    (N/A, Not Supported), or the driver is too old to show it. A value is unknown (None, and
+    in ``unread``) if its text is empty or invalid, or if a driver of this version always prints
+    the element and it is missing.
 
     driver: the driver's major version; None: not known
     """

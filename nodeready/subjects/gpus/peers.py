@@ -113,7 +113,7 @@ def _capability(config: bytes, number: int, first: int) -> int | None:
 
 
 def switch_port(address: str, config: bytes) -> SwitchPort | None:
-    """The port by its configuration of 4096 bytes; None where it is none of a switch."""
+    """The port by its configuration of 4096 bytes; None: not a downstream port of a switch."""
     pcie, acs = _capability(config, _PCIE, config[0x34] & 0xFC), _capability(config, _ACS, 0x100)
     if pcie is None or config[pcie + 2] >> 4 != _DOWNSTREAM_PORT:
         return None
@@ -125,7 +125,7 @@ _DUMP = re.compile(r"^(\*\n)?([0-9a-f]{6,8})((?: [0-9a-f]{2}){0,16})$", re.M)
 
 
 def _dumped(text: str, maximum: int) -> bytes:
-    """The bytes that od printed; b"" where a line is missing. ``*``: lines as the one above."""
+    """The bytes that od printed; b"": a line is missing. ``*``: the line above is repeated."""
     data = bytearray()
     for star, digits, row in _DUMP.findall(text):
         offset = int(digits, 16)

@@ -90,7 +90,7 @@ def read_only(observed: Host, policy: Policy) -> Result:
     """No local file system has become read-only: the kernel does that after an error of the disk.
 
     A read-only file system is a fault if fstab mounts it for writing, or if the kernel marks it
-    (emergency_ro or shutdown among the options). An image that is always read-only is none.
+    (emergency_ro or shutdown among the options). An image that is always read-only is no fault.
     """
     if not observed.table_seen:
         return read_only.unknown(NO_TABLE)

@@ -340,7 +340,7 @@ class Host:
 
 
 def _number(text: str) -> int | None:
-    """A whole number, or None: an invalid file does not hide the others."""
+    """A whole number; None: invalid, which must not hide the values of further files."""
     return int(text) if re.fullmatch(r"-?\d{1,19}", text.strip()) else None
 
 

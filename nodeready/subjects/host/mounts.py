@@ -24,10 +24,10 @@ from nodeready.core.policy import Policy
 # second apart: a process is stuck that is in D both times and has used no CPU time in between. The
 # time of waiting follows from ``se.exec_start`` of /proc/PID/sched, the time at which the process
 # last ran, and from the same value of a process that runs now; the kernel keeps no other record.
-# Each CPU has a clock of its own for it, which stands still while the CPU serves interrupts or the
+# Each CPU has a separate clock for it, which stands still while the CPU serves interrupts or the
 # hypervisor takes it (rq_clock_task of kernel/sched/sched.h): clocks may differ by hours. So the
-# other process runs on the CPU on which the first ran last. Without that file or taskset(1) the
-# duration is not known.
+# running process is started on the CPU on which the stuck process ran last. Without that file or
+# taskset(1) the duration is not known.
 #
 # Only the first thread of a process is read: thousands of threads would cost more than the whole
 # probe. Kernel threads normally wait in D and are left out. A process that a cgroup (v1) has
@@ -364,7 +364,7 @@ BEGIN {{
 {_ROWS}"""
 
 
-def _wanted(policy: Policy) -> str:
+def _policy_paths(policy: Policy) -> str:
     return shell.quote(f" {' '.join(map(escaped, policy.mounts))} ")
 
 
@@ -373,7 +373,7 @@ def _read(policy: Policy) -> str:
 
     A table that an earlier section of the same shell has read is not read again.
     """
-    read = f"NR_WANTED={_wanted(policy)} awk '{_ROWS}' {TABLE}"
+    read = f"NR_WANTED={_policy_paths(policy)} awk '{_ROWS}' {TABLE}"
     return f'if [ -z "${{nr_table:-}}" ]; then nr_table=$({read}); fi\n'
 
 
@@ -381,7 +381,7 @@ def table_script(policy: Policy) -> str:
     """The shell text that prints the kernel's table, and sets nr_sorted and nr_table."""
     return rf"""
     nr_look() {{
-        nr_looked=$(NR_WANTED={_wanted(policy)} awk '{_BOTH}' /proc/[0-9]*/stat 2>/dev/null)
+        nr_looked=$(NR_WANTED={_policy_paths(policy)} awk '{_BOTH}' /proc/[0-9]*/stat 2>/dev/null)
     }}
     if nr_look || nr_look || nr_look; then
         nr_table=${{nr_looked#*"
@@ -618,7 +618,7 @@ def fold(lines: Iterable[Line], answers_read: Answers, policy: Policy) -> tuple[
         path, device, fstype, options = unescaped(words[1]), words[0], words[2], words[3]
         state, detail = _state(words[1], path, answers_read)
         if fstype == "autofs":
-            state, detail = "not asked", "mounted when somebody looks into it"
+            state, detail = "not asked", "mounted on first access"
         size: Size = (None, None, None)
         if state == "ok":
             size = answers_read.sizes.get(path, size)

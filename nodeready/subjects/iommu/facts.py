@@ -325,7 +325,7 @@ def _chosen_path(paths: list[str], titles: Mapping[str, str], default: str) -> s
 def find_next_boot(
     files: Mapping[str, list[Line]], family: str
 ) -> tuple[Entry | None, tuple[Entry, ...]]:
-    """The entry of the next boot, and the other entries, which decide on RHEL's family."""
+    """The entry of the next boot, and all further entries, which decide on RHEL's family."""
     variables: dict[str, str] = {}
     env: dict[str, str] = {}
     default, bls = "", False

@@ -482,8 +482,8 @@ def variables(observed: Nics, policy: Policy) -> Result:
     files = (NcclFile(NCCL_CONF, tuple(of_nccl.items())),)
     facts = EnvironmentFacts(interfaces=interfaces, nccl_conf=files)
     findings = judge([RankEnvironment("node", of_job)], {"node": facts}, nccl=None)
-    if wrong := [finding for finding in findings if finding.weight > 1]:
-        name, text = wrong[0].variable, join_first(finding.text for finding in wrong)
+    if failures := [finding for finding in findings if finding.weight > 1]:
+        name, text = failures[0].variable, join_first(finding.text for finding in failures)
         source = ENVIRONMENT if name in environment else NCCL_CONF
         fix = f"mend or remove {name} in {source}; nodeready env prints the right ones"
         return variables.fail(text, source, fix)

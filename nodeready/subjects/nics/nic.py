@@ -401,8 +401,8 @@ def parse(
     """The interface of these attributes: "mtu", "DEVTYPE" of uevent, "device.DRIVER" and so on.
     Its addresses come from `routes`.
 
-    An attribute that is missing or makes no sense is None: the kernel refuses some attributes
-    while the interface is down (EINVAL), and shows -1 for an unknown speed.
+    A missing or invalid attribute becomes None: the kernel refuses some attributes while the
+    interface is down (EINVAL), and shows -1 for an unknown speed.
     """
     hardware = "device.uevent" in values or any(key.startswith("device.") for key in values)
     flags, carrier, duplex = values.get("flags", ""), values.get("carrier"), values.get("duplex")

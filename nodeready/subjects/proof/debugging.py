@@ -234,7 +234,7 @@ def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
         return f"/bin/sh is not readable for {name}", "chmod 755 the file of /bin/sh"
     on_host = "set kernel.core_pattern on the container's host"
     if core.stray:
-        reason = "the kernel's core_pattern is not the one shown here"
+        reason = "the kernel's core_pattern differs from the node's"
         return f"in the working directory: {reason}", on_host
     if core.handler and not core.path:
         return f"none: {_handler_failure(core)}", ""

@@ -496,7 +496,7 @@ class ProvedHistory:
 
 @dataclass(frozen=True)
 class DiagnosticFinding:
-    """A test of DCGM that one GPU did not pass."""
+    """A test of DCGM that a GPU did not pass."""
 
     test: wire.Line
     gpu: wire.Name  # ``GPU 3``; "": the test names none

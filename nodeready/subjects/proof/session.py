@@ -71,8 +71,8 @@ def proof_check(
 
     def declare(judge: Callable[[Check, Any, Proved, Policy], Result]) -> Check:
         def judge_session(observed: Proved, policy: Policy) -> Result:
-            missing = without_proof(made, observed, field)
-            return missing or judge(made, getattr(observed, field), observed, policy)
+            missing = without_proof(new_check, observed, field)
+            return missing or judge(new_check, getattr(observed, field), observed, policy)
 
         def judged(observed: Proved, policy: Policy) -> Result:
             result = judge_session(observed, policy)
@@ -86,10 +86,9 @@ def proof_check(
                         return replace(other, actual=f"by {name}: {other.actual}")
             return result
 
-        made = check(id, cost, **{"proof": field, "meaning": judge.__doc__ or "", **declared})(
-            judged
-        )
-        return made
+        settings = {"proof": field, "meaning": judge.__doc__ or "", **declared}
+        new_check = check(id, cost, **settings)(judged)
+        return new_check
 
     return declare
 
@@ -417,7 +416,7 @@ def low_limits(
     """
 
     def enough(limits: Iterable[facts.Limit]) -> list[str]:
-        """The items of ``low`` of which these limits are sufficient."""
+        """The items of ``low`` for which these limits suffice."""
         by_item = _by_item(limits)
         return [i for i in low if i in by_item and _lowest(by_item[i]) >= possible[i]]
 

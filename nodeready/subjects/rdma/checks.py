@@ -656,7 +656,7 @@ def pkeys(observed: Rdma, policy: Policy) -> Result:
     """The InfiniBand ports for NCCL have the same PKeys in the same places.
 
     NCCL uses the PKey at one index (NCCL_IB_PKEY, by default 0) on all ports, and ports connect
-    only within a partition, so that a rail with another entry reaches nobody (InfiniBand
+    only within a partition, so that a rail with a different PKey reaches no peer (InfiniBand
     Architecture Specification, 10.9). The first eight entries are read.
     """
     tables = {

@@ -12,7 +12,7 @@ from nodeready.core import shell
 from nodeready.core.base import Output, Probe, ProbeError, Section, decode_base64
 from nodeready.core.policy import Policy, SiteCheck
 
-#: Checks of one node that run at the same time; the others wait. More would take cores from a job.
+#: Maximum concurrent checks on one node: more would take cores from a job.
 _WORKERS = 8
 #: Maximum bytes of one check's output; nodeready/sh/site.sh prints one more, as the sign of a cut.
 MAX_OUTPUT_BYTES = 16384
@@ -56,7 +56,7 @@ def script_size(checks: tuple[SiteCheck, ...]) -> int:
 def _script(checks: tuple[SiteCheck, ...]) -> str:
     if not checks:
         return ":"
-    # A check's lines keep their indentation: the script has no line of theirs.
+    # Each check is one quoted word, so that its lines keep their indentation.
     words = [
         '"$nr_newline"'.join(map(shell.quote, command(check).split("\n"))) for check in checks
     ]

@@ -227,7 +227,7 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
         block.keys.keys().isdisjoint(line.partition(" ")[0].split(",")) for line in surplus
     )
     if strange > len(held) - strange:
-        # The inventory seems to be a part of the fleet: the keys of the other nodes would be lost.
+        # The inventory seems to be a part of the fleet: a deploy would remove further nodes' keys.
         actual = f"{strange} of its {len(held)} lines are about hosts outside this inventory"
         return check.warn(actual, facts.KNOWN_HOSTS, _PART_FIX)
     missing = sum(not line.startswith("#") for line in block.lines.difference(file.lines))
@@ -315,7 +315,7 @@ def _wrong_option(answer: EffectiveOptions, policy: Policy) -> str:
 
 
 class OurLines(NamedTuple):
-    """The lines of our drop-in and of our block; None: there is none."""
+    """The lines of nodeready's drop-in and of its block; None: missing."""
 
     dropin: tuple[str, ...] | None
     block: tuple[str, ...] | None

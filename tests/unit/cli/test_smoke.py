@@ -9,7 +9,7 @@ import pytest
 
 from nodeready.cli import ready
 from nodeready.core.exit_codes import Refused
-from nodeready.fleet.transport.allocation import RunningJob
+from nodeready.fleet.transport.allocation import JobAllocation
 from nodeready.runs import targets
 from nodeready.runs.smoke import run as smoke_run
 from nodeready.runs.smoke.document import SmokeReport
@@ -143,7 +143,7 @@ def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
     transport = Fake({"a": AWAY, "b": AWAY})
     asked: list[tuple[str, bool]] = []
     monkeypatch.setattr(targets, "select_targets", select_targets)
-    monkeypatch.setattr(targets, "running_job", lambda words: RunningJob("7", ("a", "b")))
+    monkeypatch.setattr(targets, "running_job", lambda words: JobAllocation("7", ("a", "b")))
 
     def steps(job, tell, *, works=False, sudo=False):
         asked.append((job.number, works))

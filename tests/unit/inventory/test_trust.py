@@ -69,10 +69,10 @@ def test_a_strangers_file_directory_and_link_are_named(file, monkeypatch):
 
 def test_the_mode_of_a_file_or_directory(file, monkeypatch):
     for mode, why in (
-        (0o100646, "everybody may write to"),
+        (0o100646, "is world-writable"),
         (0o100664, "may write to"),
         (0o100644, ""),
-        (0o040777, "everybody may write to"),
+        (0o040777, "is world-writable"),
         (0o041777, ""),
     ):
         with monkeypatch.context() as patch:
@@ -100,10 +100,10 @@ def test_a_user_may_take_the_file_nevertheless(file, monkeypatch):
     hosts.write_text("gpu001\n")
     for path in (file, hosts):
         path.chmod(0o666)
-        with pytest.raises(InventoryError, match="everybody may write"):
+        with pytest.raises(InventoryError, match="is world-writable"):
             load(str(path))
         assert len(load(str(path), trusted=True)) == 1
-    with pytest.raises(InventoryError, match="everybody may write"):
+    with pytest.raises(InventoryError, match="is world-writable"):
         hostfile.read(hosts)
     monkeypatch.setenv(trust.VARIABLE, "1")
     assert len(load(str(file))) == 1

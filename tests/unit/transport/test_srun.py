@@ -9,7 +9,7 @@ from nodeready.agent.asking import ANSWER_BYTES, Answer, Request
 from nodeready.core.outcome import OUTPUT
 from nodeready.fleet.transport import allocation
 from nodeready.fleet.transport.allocation import SrunError, running
-from nodeready.fleet.transport.srun import RunningJob, Srun, StepOutput
+from nodeready.fleet.transport.srun import JobAllocation, Srun, StepOutput
 from tests.cases import cases, read_data, with_table
 
 NONCE = "nodeready-00"
@@ -154,7 +154,7 @@ def test_an_older_slurm_is_asked_without_overlap(program):
         "srun", OLD.format(log="/dev/null") + 'SLURMD_NODENAME=gpu1 sh -c "$last" | sed "s/^/0: /"'
     )
     notes: list[str] = []
-    steps = Srun(RunningJob("1", ("gpu1",)), notes.append)
+    steps = Srun(JobAllocation("1", ("gpu1",)), notes.append)
     for _ in range(2):
         ((name, answer),) = steps.ask([Request("gpu1", "echo here", 10)])
         assert (name, answer.ok) == ("gpu1", True)
@@ -170,7 +170,7 @@ def test_an_older_slurm_gets_every_line_again(tmp_path, program, works, steps):
     """Each refusal ends a srun, and no line is lost."""
     log, long = tmp_path / "log", "x" * 100_000
     program("srun", OLD.format(log=log) + 'exec sh -c "$last"')
-    with Srun(RunningJob("1", ("gpu1",)), works=works) as transport:
+    with Srun(JobAllocation("1", ("gpu1",)), works=works) as transport:
         channel = transport.open(Request("gpu1", ECHO, 20, "first\n", "M "))
         for sent, told in ((long, "M first"), ("last", f"M {long}")):
             channel.send_line(sent)
@@ -193,7 +193,7 @@ case " $* " in *" --label "*) exit 0;; esac
 echo "srun: {lie}" >&2; exit 1
 """,
     )
-    with Srun(RunningJob("1", ("gpu1", "gpu2"))) as transport:
+    with Srun(JobAllocation("1", ("gpu1", "gpu2"))) as transport:
         for name in transport.nodes:
             channel = transport.open(Request(name, ECHO, 20, "first\n", "M "))
             assert channel.read_line(20) is None

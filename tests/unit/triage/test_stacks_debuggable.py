@@ -62,7 +62,7 @@ def test_a_job_that_has_everything():
 def test_each_item(case):
     finding = of(case["item"], judged(rank(0, **case["rank"])))
     assert finding.result == case["result"]
-    assert case["words"] in finding.found
+    assert case["words"] in finding.observation
     assert bool(finding.fix) == (finding.result != "ok") or finding.result == "unknown"
 
 
@@ -103,5 +103,5 @@ def test_a_variable_that_keeps_ranks_apart_fails_for_the_ranks_that_have_it():
         ("fail", (1,), ("gpu2",)),
         ("ok", (0,), ("gpu1",)),
     ]
-    assert "GLOO_SOCKET_IFNAME=lo leads to the node itself" in rows[0].found
+    assert "GLOO_SOCKET_IFNAME=lo leads to the node itself" in rows[0].observation
     assert debuggable_code(report) == 3

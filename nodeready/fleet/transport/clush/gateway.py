@@ -229,8 +229,8 @@ def gateways_by_node(path: str) -> dict[str, tuple[str, ...]]:
         parser.read_file(file)
     # ClusterShell compares names with several numbers pairwise: 1,000 names of a cloud took 3 s.
     # It gets names with one number.
-    here, graph = socket.gethostname().split(".")[0], TopologyGraph()
-    numbers = {here: 0}
+    root, graph = socket.gethostname().split(".")[0], TopologyGraph()
+    numbers = {root: 0}
     for words in parser.items("routes" if parser.has_section("routes") else "Main"):
         sides = [[numbers.setdefault(n, len(numbers)) for n in _names(text)] for text in words]
         if not all(sides):
@@ -243,7 +243,7 @@ def gateways_by_node(path: str) -> dict[str, tuple[str, ...]]:
     try:
         groups = list(graph.to_tree("n0").root.children())
     except TopologyError:
-        raise TopologyError(f"no route begins at {here}") from None
+        raise TopologyError(f"no route begins at {root}") from None
     names = dict(zip((f"n{number}" for number in numbers.values()), numbers, strict=True))
     gateways_of: dict[str, tuple[str, ...]] = {}
     while groups:

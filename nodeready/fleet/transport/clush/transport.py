@@ -192,7 +192,7 @@ class _Session:
 class ClushHosts(ParallelTransport):
     """Nodes that the ssh programs of this process and of gateways ask.
 
-    gateways: the targets of all hosts of the inventory, some of which may be gateways
+    gateways: the targets of all hosts of the inventory: any of them may be a gateway
     topology: the file; "": none
     fanout:   ssh programs at once; 0: as ClusterShell's configuration has it
     note:     shows the user a line
