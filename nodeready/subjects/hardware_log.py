@@ -7,6 +7,7 @@ awk sends each kind of line that may be one (`WORDS`), with its count; a row's p
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from nodeready.core.severity import VALIDATION, loses_job
 
 #: Seconds after which a message that `fades` counts no more.
 _DAY_S = 86400
+_HOUR_S = 3600
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class _HardwareRow:
     fades: bool
     least: int
     within_s: int
+    hourly: int
     returns_at: int
     returns_after_s: int
     lost: bool
@@ -45,8 +48,8 @@ ROWS = {
         re.compile(row["pattern"]), row["subject"], row["words"], row["status"], row["fix"],
         re.compile(row["cured"]) if "cured" in row else None,
         row.get("fades", False), row.get("least", 0), row.get("within_s", _DAY_S),
-        row.get("returns_at", 0), row.get("returns_after_s", 0), row.get("lost", False),
-        row.get("fails_at"), row.get("past_at_boot", False),
+        row.get("hourly", 0), row.get("returns_at", 0), row.get("returns_after_s", 0),
+        row.get("lost", False), row.get("fails_at"), row.get("past_at_boot", False),
     )
     for key, row in knowledge.rows("kernel_lines").items() if "subject" in row
 }  # fmt: skip
@@ -96,8 +99,8 @@ def _device(match: re.Match[str]) -> str:
     return match.groupdict().get("device") or ""
 
 
-def _seconds(lines: list[KernelLines]) -> int:
-    """From the first to the last of these lines."""
+def duration_s(lines: list[KernelLines]) -> int:
+    """The seconds from the first to the last of these lines."""
     stamps = [s for line in lines for s in (line.first_s, line.last_s) if s is not None]
     return max(stamps, default=0) - min(stamps, default=0)
 
@@ -105,9 +108,10 @@ def _seconds(lines: list[KernelLines]) -> int:
 def _come_often(row: _HardwareRow, lines: list[KernelLines], least: int) -> bool:
     """Whether ``least`` messages came per ``row.within_s``, or ten times as many in total."""
     count = sum(line.count for line in lines)
-    seconds = _seconds(lines)
+    seconds = duration_s(lines)
     at_rate = count * row.within_s / max(seconds, row.within_s)
-    return at_rate >= least or count >= 10 * least
+    in_an_hour = count * _HOUR_S / max(seconds, _HOUR_S)
+    return at_rate >= least or count >= 10 * least or (row.hourly > 0 and in_an_hour >= row.hourly)
 
 
 def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list[HardwareFault]:
@@ -125,9 +129,11 @@ def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list
                 break
     for kind, row in rows.items():
         cures: dict[str, int] = {}
+        times_cured: Counter[str] = Counter()
         for line in lines:
             if cure := row.cured.match(line.text) if row.cured else None:
                 cures[_device(cure)] = max(line.last, cures.get(_device(cure), 0))
+                times_cured[_device(cure)] += line.count
         for device, device_lines in grouped(by_row[kind]).items():
             recent = [
                 line
@@ -138,7 +144,9 @@ def faults_of(lines: Iterable[KernelLines], subject: str, uptime_s: int) -> list
             standing = [line for line in standing if line.last > cures.get(device, 0)]
             if row.lost and device not in cures:
                 continue
-            comes_back = row.returns_at and _seconds(recent) >= row.returns_after_s
+            comes_back = row.returns_at and (
+                duration_s(recent) >= row.returns_after_s or times_cured[device] > row.returns_at
+            )
             if comes_back and _come_often(row, recent, row.returns_at):
                 standing = recent
             if standing and _come_often(row, standing, row.least):

@@ -145,7 +145,7 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
         for fault in observed.kernel_faults
         if not (fault.source == "xid" and fault.code in policy.xid_ignore)
         and fault.pci_address not in unjudged
-        and not (fault.source == "amdgpu" and "amd" not in vendors)
+        and {"amdgpu": "amd", "nvidia": "nvidia"}.get(fault.source) in (None, *vendors)
     ]
     node_faults = [
         fault

@@ -25,6 +25,9 @@ from nodeready.subjects.hardware_log import HardwareLog, KernelLines
 NAME = "kernel log"
 #: A ring buffer that begins later than this many seconds after the boot has lost its first lines.
 _COMPLETE_S = 5
+#: From the first to the last Xid of a kind, if no application can have caused them all.
+_RECURS_S = 3600
+_DAY_S = 86400
 _TEXT = 160
 
 # Regular expressions here are of the kind that awk and Python share. mawk knows no {4}.
@@ -133,9 +136,20 @@ function read_line(  text, inside, key, size) {{
             stack = ""
         }}
     }}
+    # Each handler of an interrupt that the kernel switched off.
+    if (/: nobody cared /) unheard = lines
+    if (unheard && lines - unheard < 100 && match($0, />. [a-z0-9_]+ \[[a-z0-9_]+\]/)) {{
+        text = substr($0, RSTART + 3, RLENGTH - 3)
+        match(text, /\[[a-z0-9_]+/)
+        key = substr(text, RSTART + 1, RLENGTH - 1)
+        sub(/^nvidia.*/, "nvidia", key)
+        keep("interrupt off " key, key " driver: interrupt off: " text)
+        return
+    }}
     if (!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible|Nvlink Core/ &&
         !/nvidia-modeset: ERR|ooted with .*nomodeset|; giving up/ &&
         !/recover .no error|qcm fence|The cp might|message .*ret is|callbacks suppressed/ &&
+        !/nouveau .*fifo|GPU lockup|Fence fallback|VM flush|TLB flush| type 7f class/ &&
         !/[.]this_module|Lockdown: |Loading of .*rejected/ &&
         !/\[Hardware Error\]: .*(severity|device_id|section_type): / &&
         !is_hardware($0)) return
@@ -175,7 +189,7 @@ function read_line(  text, inside, key, size) {{
         return
     }}
     # What the kernel does not print, to print less, are errors of the device before.
-    if (match(text, /^aer_[a-z_]+: [0-9]+ callbacks/)) {{
+    if (match(text, /^(aer|amd_iommu)_[a-z_]+: [0-9]+ callbacks/)) {{
         if (bus in count) keep(bus, "", substr(text, index(text, " ")) + 0)
         return
     }}
@@ -216,7 +230,9 @@ function read_line(  text, inside, key, size) {{
         key = text
         gsub(/0x[0-9a-fA-F]+/, "#", key)
         gsub(/[0-9]+/, "#", key)
-        keep(named(text) key, text)
+        key = named(text) key
+        keep(key, text)
+        if (text ~ /IO_PAGE_FAULT/) bus = key
     }} else if (is_hardware(text)) {{
         # The numbers in names of disks, ports and processors stay. The hundreds of servers of
         # objects (OST) of a Lustre are one kind.
@@ -231,7 +247,7 @@ function read_line(  text, inside, key, size) {{
         else if (text ~ /: soft lockup - CPU/) stack = "stuck processor"
         traced = lines
         size = text ~ /^EDAC / && match(text, /[0-9]+ CE /) ? substr(text, RSTART) + 0 : 1
-        if (text ~ /severity=Correct/) bus = key
+        if (text ~ /severity=Correct|IO_PAGE_FAULT/) bus = key
         if (!(key in count) && hardware++ >= 150) more++
         else keep(key, text, size)
     }}
@@ -239,6 +255,7 @@ function read_line(  text, inside, key, size) {{
 # Returns whether the log was read. lines: those with a text
 function scan(command,  program, status, key, up, i) {{
     lines = begins = kinds = more = hardware = starts = loaded = seen = driven = fatal = 0
+    unheard = 0
     record = lead = users = grave = said = stack = bus = ""
     split("", count); split("", recovered); split("", ring); split("", begun)
     while ((command | getline) > 0) read_line()
@@ -401,7 +418,8 @@ def _source(text: str) -> str | None:
     if number and number[0] != "source:0x0000" and _address(port):
         place = int(number[2], 16)
         return f"{(_address(port) or '')[:4]}:{number[1]}:{place >> 3:02x}.{place & 7}".lower()
-    return _address(message) or _address(port)
+    # The line of a device itself may name the port above it.
+    return (_address(message) if port.startswith("pcieport ") else None) or _address(port)
 
 
 def _fault(scan: _Scan, lines: KernelLines) -> KernelFault | None:
@@ -417,6 +435,8 @@ def _fault(scan: _Scan, lines: KernelLines) -> KernelFault | None:
         code = int(cause[1])
     if code is not None:
         source, action = "xid", xids.action_of(code, text)
+        if xids.lookup(code).recurs and hardware_log.duration_s([lines]) >= _RECURS_S:
+            action = xids.MONITOR
         # A new load of the driver repairs a fault, unless the fault needs a reboot or hands.
         if reloaded and action not in (xids.REBOOT, xids.ISOLATE):
             return None
@@ -483,7 +503,14 @@ def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
             stamps = [stamp for stamp in (earlier.last_s, fault.last_s) if stamp is not None]
             fault = replace(earlier, count=count, last_s=max(stamps, default=None))
         merged[key] = fault
-    return tuple(merged.values()), tool
+    return tuple(fault for fault in merged.values() if _comes_often(fault)), tool
+
+
+def _comes_often(fault: KernelFault) -> bool:
+    """Whether so many messages came a day as make its row a fault."""
+    rule = None if fault.code is not None else xids.find_rule(fault.text)
+    seconds = (fault.last_s or 0) - (fault.first_s or 0)
+    return rule is None or fault.count * _DAY_S >= rule.least * max(seconds, _DAY_S)
 
 
 def faults_of_gpus(faults: Iterable[KernelFault], gpus: Iterable[str]) -> tuple[KernelFault, ...]:

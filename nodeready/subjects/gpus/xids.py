@@ -31,6 +31,7 @@ class Xid:
     source: str  # where this is documented
     severity: bool = False  # its messages contain the severity
     linked: int | None = None  # the first branch of the driver whose recovery action counts it
+    recurs: bool = False  # no application's fault where it comes back
 
 
 #: Code -> the known Xid.
@@ -91,6 +92,7 @@ class LogRule:
     action: str  # the action for the fault
     source: str  # where this is documented
     after_reset: str = ""  # the action where a new load or a reset came after it; "": none
+    least: int = 0  # the number of messages in a day from which they count
     ring_resets: bool = False  # the reset of one ring repairs the fault as well
     fix: str = ""  # what a person does, where the action does not say it
     rungs: tuple[str, ...] = ()  # of the ladder of that fix
@@ -105,7 +107,7 @@ RULES = tuple(
 #: How every message begins.
 ORIGIN = (
     r"^(NVRM: |nvidia-nvswitch[0-9]+: |nvidia-modeset: |(module )?nvidia(_uvm)?( [0-9a-f]+)?:"
-    r"|pcieport |(vfio-)?pci [0-9a-f]+:[0-9a-f]"
+    r"|pcieport |(vfio-)?pci [0-9a-f]+:[0-9a-f]|nouveau "
     r"|amdgpu |amdgpu: |amdkcl: |amdttm: |xgpu_|kfd( kfd)?: |\[drm"
     r"|qcm fence wait|The cp might be in an unrecov"
     r"|last message was failed ret|failed to send message [0-9a-f]+ ret)"
@@ -120,6 +122,7 @@ RING = r"Ring [^ ]+ reset succe"
 BEGINNINGS = {
     "nvidia": (
         "NVRM: ", "nvidia ", "nvidia: ", "nvidia_uvm: ", "module nvidia", "nvidia-modeset: ",
+        "nouveau ", "pci ",
     ),
     "sxid": ("nvidia-nvswitch",),
     # Older kernels print some messages of amdgpu and amdkfd without the driver's name.

@@ -69,12 +69,14 @@ def device(index: int) -> str:
 
 
 def node(output: Output, addresses: list[str]) -> Gpus:
+    """A node with GPUs of both vendors: no line is of a driver without a GPU."""
     faults, log = kernel_log.parse(output)
     pci = tuple(PciGpu(a, "amd", "74a1", "amdgpu", pci_class="120000") for a in addresses)
     return Gpus(
         pci=pci,
         amd=tuple(Gpu(n, "amd", a) for n, a in enumerate(addresses)),
         amd_tool=Tool("amd-smi", "ok"),
+        nvidia=(Gpu(0, "nvidia", "ffff:ff:00.0"),),
         kernel_faults=kernel_log.faults_of_gpus(faults, addresses),
         kernel_log=log,
     )
@@ -267,6 +269,53 @@ def test_a_new_load_of_the_driver_ends_what_a_reset_would_have(scan):
     after = "[  301.000000] NVRM: Xid (PCI:0000:5e:00): 95, pid=1\n"
     assert {code for _, code, _ in actions(scan(BOOT + lines + load))} == {79}
     assert {code for _, code, _ in actions(scan(BOOT + lines + load + after))} == {79, 95}
+
+
+GPU = "0000:05:00.0"
+AGAIN = "NVRM: Xid (PCI:0000:05:00): 32, pid=7, name=lmp, Channel ID 00000004"
+REFUSED = f"amdgpu {GPU}: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x27 address=0x7f3a]"
+LATE = f"amdgpu {GPU}: amdgpu: Fence fallback timer expired on ring sdma0"
+
+
+@pytest.mark.parametrize(
+    ("lines", "every_s", "status"),
+    [
+        ((AGAIN, AGAIN), 60, "ok"),
+        ((AGAIN, AGAIN), 3600, "warn"),
+        ((LATE,) * 9, 60, "ok"),
+        ((LATE,) * 10, 60, "warn"),
+        ((LATE,) * 10, 86400, "ok"),
+        ((REFUSED,) * 9, 60, "ok"),
+        ((REFUSED, "amd_iommu_report_page_fault: 2211 callbacks suppressed"), 60, "warn"),
+    ],
+)
+def test_what_one_message_does_not_say_many_do(scan, lines, every_s, status):
+    text = "".join(f"[ {99 + at * every_s}.000001] {line}\n" for at, line in enumerate(lines))
+    assert kernel_faults(node(scan(BOOT + text), [GPU]), POLICY).status == status
+
+
+def test_an_interrupt_that_the_kernel_switched_off_is_its_drivers(scan):
+    lines = (
+        'irq 147: nobody cared (try booting with the "irqpoll" option)',
+        "[<ffffffffc1a8e7b0>] nvidia_isr [nvidia] threaded [<ffffffffc1a8e920>] bh [nvidia]",
+        "Disabling IRQ #147",
+    )
+    result = kernel_faults(node(scan(at_99_s("\n".join(lines))), [GPU]), POLICY)
+    assert_says(result, "warn: interrupt off: nvidia_isr")
+
+
+def test_a_line_of_a_gpu_is_of_the_gpu_and_not_of_the_port_that_it_names(scan):
+    line = (
+        f"pci {GPU}: 126.028 Gb/s available PCIe bandwidth, limited by 32.0 GT/s PCIe x4 link at"
+        " 0000:04:01.0 (capable of 504.112 Gb/s with 32.0 GT/s PCIe x16 link)"
+    )
+    assert_says(kernel_faults(node(scan(at_99_s(line)), [GPU]), POLICY), f"warn: gpu 0 ({GPU})")
+
+
+def test_a_driver_without_a_gpu_of_its_vendor_has_no_fault(scan):
+    observed = node(scan(at_99_s("NVRM: No NVIDIA GPU found.")), [GPU])
+    assert kernel_faults(observed, POLICY).status == "fail"
+    assert kernel_faults(replace(observed, nvidia=()), POLICY).status == "ok"
 
 
 def test_what_the_ring_has_lost_comes_from_the_journal(scan):
