@@ -622,8 +622,9 @@ class FailureReader:
             return True
         if is_named and not is_handled(text):
             self._end_chain(stream)
-            self._add_exception(stream, text)
             before = self._before(stream)
+            stream.failing = stream.failing or _failing(before)
+            self._add_exception(stream, text)
             if is_handled(before) or rules.PHRASES["warns"].search(before[:_LEVEL]):
                 stream.handled[self.number] = stream.plain
             stream.mode = "details"

@@ -67,9 +67,11 @@ def limit(job: JobFailures) -> Finding | None:
         lines = lines_of(events) + lines
         # A pod, or its node, that is taken away ends its ranks: their peers lose them.
         taken = [f for f in events if f.event.host and f.is_by("of_pods")]
-        ranks = ranks_in(taken)
-        kind, sentence = ("signal", ENDED_POD) if ranks else ("limit", ENDED_BY)
-        return Finding(ranks, for_=lines, words=words, kind=kind, sentence=sentence)
+        pods = {f.event.host for f in taken}
+        kind, sentence = ("signal", ENDED_POD) if taken else ("limit", ENDED_BY)
+        return Finding(
+            ranks_in(taken), pods, for_=lines, words=words, kind=kind, sentence=sentence
+        )  # fmt: skip
     return None
 
 
