@@ -639,6 +639,7 @@ def _learn_processes(reader: RankReader, stripped: Sequence[_Prefixes]) -> RankR
         (rank, *further) = certain.get(writer) or likely[writer]
         if not further and (writer in certain or times_named[rank] == 1):
             ranks[writer] = rank
+    ranks |= _ranks_of_groups({prefixes.writer for prefixes in stripped})
     # Several nodes may write the same local ranks into one file: their ranks are known if all
     # local ranks tell those of one node.
     local_only = {
@@ -651,6 +652,26 @@ def _learn_processes(reader: RankReader, stripped: Sequence[_Prefixes]) -> RankR
         ranks = {writer: rank for writer, rank in ranks.items() if writer not in local_only}
     has_devices = all(len(numbers) == 1 for numbers in pids.values())
     return replace(reader, ranks=ranks, label_kind=kind, has_devices=has_devices)
+
+
+#: A group of SGLang's processes, with the number in it: TP13, DP1, ATTN_CP0.
+_GROUP = re.compile(r"([A-Z_]{2,8})(\d{1,4})")
+
+
+def _ranks_of_groups(writers: Iterable[_Writer]) -> dict[_Writer, int]:
+    """The ranks of SGLang's processes, if their number in TP is the rank: each has one of its own,
+    and DP numbers parts of TP. Where DP numbers copies of the model, each copy has all of TP.
+    """
+    rows = ((writer, dict(_GROUP.findall(writer.host))) for writer in writers)
+    numbers = {
+        writer: (int(groups["TP"]), int(groups.get("DP", 0)), int(groups.get("PP", 0)))
+        for writer, groups in rows if writer.host[:1] == "[" and "TP" in groups
+    }  # fmt: skip
+    parts = [part for _, part, _ in sorted(numbers.values())]
+    is_whole = len({rank for rank, *_ in numbers.values()}) == len(numbers)
+    is_whole &= parts == sorted(parts) and (len(set(parts)) > 1 or not any(parts))
+    is_whole &= all(part <= rank and not stage for rank, part, stage in numbers.values())
+    return {writer: rank for writer, (rank, *_) in numbers.items()} if is_whole else {}
 
 
 def _label_kind(layers: Iterable[Iterable[_Form]], stripped: Iterable[_Prefixes]) -> str:

@@ -259,8 +259,11 @@ class RankFinder:
         for file in self.evidence.files:
             file_rank = self.file_rank(file)
             for pid in file.failures.facts.pids:
-                key = _label(self.node_of(file, pid.host)), pid.pid
-                ranks_of.setdefault(key, set()).add(file_rank if pid.rank is None else pid.rank)
+                key = _label(node := self.node_of(file, pid.host)), pid.pid
+                local, rank = pid.local_rank, pid.rank
+                by_local = None if local is None else self.global_rank(node, local)
+                rank = by_local if rank is None else rank
+                ranks_of.setdefault(key, set()).add(file_rank if rank is None else rank)
             for event in file.failures.events:
                 if event.pid:
                     ranks_of.setdefault((_label(self._node_of(file, event)), event.pid), {None})
