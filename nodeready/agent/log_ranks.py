@@ -75,6 +75,10 @@ _NUMBERED = re.compile(
 )
 
 
+#: A number with zeros in front, at the end of a name.
+_DIGITS, _PADDED = re.compile(r"\d+"), re.compile(r"\.0\d*(?:\.\w+)?$")
+
+
 def path_ranks(path: str) -> FileRanks:
     """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
     ``attempt_0/3/stdout.log`` (torchrun), ``workerlog.3`` (Paddle), ``train.7.out`` and
@@ -84,6 +88,20 @@ def path_ranks(path: str) -> FileRanks:
     match = _NUMBERED.search(path) if ranks == FileRanks(None, None) else None
     number = match and (match[1] or match[2])
     return FileRanks(int(number), None) if number else ranks
+
+
+def ranks_of_names(paths: Iterable[str]) -> dict[str, FileRanks]:
+    """Path -> its ranks, of the logs of a job. A lone number may be that of the job, unless it is
+    padded (``rsl.error.0007``): it counts where another path differs in numbers alone.
+    """
+    names = set(paths)
+    shapes = Counter(_DIGITS.sub("#", path) for path in names)
+    return {
+        path: path_ranks(path)
+        if shapes[_DIGITS.sub("#", path)] > 1 or _PADDED.search(path)
+        else named_ranks(path)
+        for path in names
+    }
 
 
 def named_ranks(path: str) -> FileRanks:
@@ -108,14 +126,13 @@ def _is_global(name: re.Match[str]) -> bool:
 GLOBAL_RANK = re.compile(r"\[rank(\d{1,7})\]:")
 
 
-def file_ranks(path: str, lines: Iterable[str]) -> FileRanks:
+def file_ranks(by_path: FileRanks, lines: Iterable[str]) -> FileRanks:
     """The ranks of a file: by ``[rank7]:`` before its lines, if all lines have one rank, else by
     its path.
 
     With ``[rank7]:`` the rank in the path may be local: torchrun's directories have the local
     rank, and ``rank_0.log`` may be on each node.
     """
-    by_path = path_ranks(path)
     reader = RankReader()
     ranks = (
         int(match[1]) if (match := GLOBAL_RANK.search(line)) else reader.read(line).rank
