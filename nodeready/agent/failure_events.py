@@ -1000,6 +1000,8 @@ class FailureReader:
         if row.role in (rules.TEXT, rules.FAILED, rules.LOST) and is_handled(words):
             return False
         self._end_chain(stream)
+        if row.completes and _is_named(stream, words, groups):
+            return True
         if row.completes and "code" in groups:
             words = f"exit status {groups['code']}"
         role = text_meaning.role if row.role == rules.TEXT else row.role
@@ -1292,6 +1294,15 @@ _BLOCK = re.compile(
 )
 
 
+def _is_named(stream: _RankStream, words: str, groups: Mapping[str, str]) -> bool:
+    """Whether a report repeats the last error of an unknown rank, which gets its rank then."""
+    last = stream.events[-1] if stream.events else None
+    if last is None or last.ranks or "ranks" not in groups or not last.text.startswith(words):
+        return False
+    stream.events[-1] = replace(last, ranks=ranks_in(groups["ranks"]))
+    return True
+
+
 def _ends_process(event: FailureEvent) -> bool:
     """Whether an event says that a process, or the job, has ended, and not well."""
     is_limit = (event.role, event.kind) == (rules.ENDED, "limit")
@@ -1433,6 +1444,15 @@ def read_lines(
     failures = replace(reader.failures(), path=path, facts=facts)
     if failures.ranks == {0} and facts.renamed_rank:
         failures = _renamed(failures, facts.renamed_rank)
+    if facts.served:
+        # A server that was started again, and answers, has survived all before.
+        events = tuple(
+            replace(event, handled=True)
+            if event.line < facts.served and log_ranks.host_node(event.host) == facts.server
+            else event
+            for event in failures.events
+        )
+        failures = replace(failures, events=events)
     is_of_rank = log_ranks.path_ranks(path) != log_ranks.FileRanks(None, None)
     return replace(failures, unknown_prefix=0) if is_of_rank else failures
 

@@ -75,6 +75,10 @@ _NUMBERED = re.compile(
 )
 
 
+#: A number with zeros in front, at the end of a name.
+_DIGITS, _PADDED = re.compile(r"\d+"), re.compile(r"\.0\d*(?:\.\w+)?$")
+
+
 def path_ranks(path: str) -> FileRanks:
     """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
     ``attempt_0/3/stdout.log`` (torchrun), ``workerlog.3`` (Paddle), ``train.7.out`` and
@@ -84,6 +88,20 @@ def path_ranks(path: str) -> FileRanks:
     match = _NUMBERED.search(path) if ranks == FileRanks(None, None) else None
     number = match and (match[1] or match[2])
     return FileRanks(int(number), None) if number else ranks
+
+
+def ranks_of_names(paths: Iterable[str]) -> dict[str, FileRanks]:
+    """Path -> its ranks, of the logs of a job. A lone number may be that of the job, unless it is
+    padded (``rsl.error.0007``): it counts where another path differs in numbers alone.
+    """
+    names = set(paths)
+    shapes = Counter(_DIGITS.sub("#", path) for path in names)
+    return {
+        path: path_ranks(path)
+        if shapes[_DIGITS.sub("#", path)] > 1 or _PADDED.search(path)
+        else named_ranks(path)
+        for path in names
+    }
 
 
 def named_ranks(path: str) -> FileRanks:
@@ -108,14 +126,13 @@ def _is_global(name: re.Match[str]) -> bool:
 GLOBAL_RANK = re.compile(r"\[rank(\d{1,7})\]:")
 
 
-def file_ranks(path: str, lines: Iterable[str]) -> FileRanks:
+def file_ranks(by_path: FileRanks, lines: Iterable[str]) -> FileRanks:
     """The ranks of a file: by ``[rank7]:`` before its lines, if all lines have one rank, else by
     its path.
 
     With ``[rank7]:`` the rank in the path may be local: torchrun's directories have the local
     rank, and ``rank_0.log`` may be on each node.
     """
-    by_path = path_ranks(path)
     reader = RankReader()
     ranks = (
         int(match[1]) if (match := GLOBAL_RANK.search(line)) else reader.read(line).rank
@@ -639,6 +656,7 @@ def _learn_processes(reader: RankReader, stripped: Sequence[_Prefixes]) -> RankR
         (rank, *further) = certain.get(writer) or likely[writer]
         if not further and (writer in certain or times_named[rank] == 1):
             ranks[writer] = rank
+    ranks |= _ranks_of_groups({prefixes.writer for prefixes in stripped})
     # Several nodes may write the same local ranks into one file: their ranks are known if all
     # local ranks tell those of one node.
     local_only = {
@@ -651,6 +669,26 @@ def _learn_processes(reader: RankReader, stripped: Sequence[_Prefixes]) -> RankR
         ranks = {writer: rank for writer, rank in ranks.items() if writer not in local_only}
     has_devices = all(len(numbers) == 1 for numbers in pids.values())
     return replace(reader, ranks=ranks, label_kind=kind, has_devices=has_devices)
+
+
+#: A group of SGLang's processes, with the number in it: TP13, DP1, ATTN_CP0.
+_GROUP = re.compile(r"([A-Z_]{2,8})(\d{1,4})")
+
+
+def _ranks_of_groups(writers: Iterable[_Writer]) -> dict[_Writer, int]:
+    """The ranks of SGLang's processes, if their number in TP is the rank: each has one of its own,
+    and DP numbers parts of TP. Where DP numbers copies of the model, each copy has all of TP.
+    """
+    rows = ((writer, dict(_GROUP.findall(writer.host))) for writer in writers)
+    numbers = {
+        writer: (int(groups["TP"]), int(groups.get("DP", 0)), int(groups.get("PP", 0)))
+        for writer, groups in rows if writer.host[:1] == "[" and "TP" in groups
+    }  # fmt: skip
+    parts = [part for _, part, _ in sorted(numbers.values())]
+    is_whole = len({rank for rank, *_ in numbers.values()}) == len(numbers)
+    is_whole &= parts == sorted(parts) and (len(set(parts)) > 1 or not any(parts))
+    is_whole &= all(part <= rank and not stage for rank, part, stage in numbers.values())
+    return {writer: rank for writer, (rank, *_) in numbers.items()} if is_whole else {}
 
 
 def _label_kind(layers: Iterable[Iterable[_Form]], stripped: Iterable[_Prefixes]) -> str:

@@ -10,12 +10,13 @@ rendezvous, and those of PyTorch's TCPStore, which names MASTER_ADDR where it ca
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nodeready import knowledge
 from nodeready.agent.failure_rules import PHRASES
-from nodeready.agent.log_ranks import LineOrigin
+from nodeready.agent.log_ranks import LineOrigin, host_node
 from nodeready.agent.secrets import redact
 from nodeready.agent.witnesses.environment import NAMES
 from nodeready.core import wire
@@ -47,12 +48,22 @@ _RANK_PID = re.compile(
     r"(?<!ocal )(?<!ode )(?<!roup )\b[Rr]ank[ =:#]{0,2}(\d{1,7})\b\W{1,4}"
     r"(?:[Pp][Ii][Dd][ =:]{1,2})?(\d{2,9})\b(?![.:/])"
 )
+#: What a launcher says of the processes of a node: of one with its local rank, and of all of them
+#: in the order of these.
+_SPAWNED = re.compile(
+    r"\bprocess (\d{2,9}) spawned with command: .{0,1000}--local[_-]rank[=\x27 ,]{1,4}(\d{1,4})\b"
+)
+_KILLING = re.compile(r"\bKilling subprocess (\d{2,9})\b")
 #: Words of such lines, and the maximum of them in which a number is searched.
-_PID_NEEDLES, _MAX_PID_LINES = ("pid", "PID", "Pid", " NCCL "), 5000
+_PID_NEEDLES = "pid", "PID", "Pid", " NCCL ", "process "
+_MAX_PID_LINES = 5000
 #: The phrases of a command that has ended well; the question of a shell whose answer is the next
 #: line; lines at the end of a log that are searched for them.
 _COMMAND_ENDS = "status-0", "program-done", "last-step", "server-stops"
 _ASKED, _LAST_LINES = "echo $?", 1000
+#: Words of a line that a server has been started, and how many requests it answers until it is
+#: known to work.
+_SERVER_NEEDLES, _ANSWERS = ("startup complete", "fired up and ready", "is listening on"), 5
 _ENDS = knowledge.rows("job_ends").values()
 #: Words, and the line that says with one of them that a job has ended well; those that a batch
 #: script does not say.
@@ -114,6 +125,8 @@ class LogFacts:
     manager_finished: wire.Number = 0  # as finished, by who starts again what fails
     # what the lines behind the lone number 0 of a launcher say instead; None: nothing, or several
     renamed_rank: wire.Number | None = None
+    served: wire.Number = 0  # the last start of a server that has answered requests since; 0: none
+    server: wire.Name = ""  # the node of that server, as the line has it; ""
 
 
 def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogFacts:
@@ -125,7 +138,7 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
     pids: dict[str, LogPid] = {}
     version, room, finished, own_ranks = "", _MAX_PID_LINES, 0, set[int]()
     program_finished = manager_finished = 0
-    renamed = dict[int, set[int]]()
+    renamed, killed = dict[int, set[int]](), Counter[str]()
     for number, line in enumerate(lines, 1):
         if room and any(map(line.__contains__, _PID_NEEDLES)):
             room -= 1
@@ -135,6 +148,7 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
             if match and (pid := match[1] or match[2]) not in pids:
                 origin = split(line[:_MAX_LINE])
                 pids[pid] = LogPid(int(pid), origin.rank, origin.local_rank, origin.host)
+            _add_launched(pids, killed, line[:_MAX_LINE], split)
         if not any(map(line.__contains__, _NEEDLES)):
             continue
         origin = split(line[:_MAX_LINE])
@@ -165,7 +179,40 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
     ends = _command_ended(lines, split), program_finished
     lone = renamed[0] if [*renamed] == [0] else set()
     rank = min(lone) if len(lone) == 1 else None
-    return LogFacts(*values, finished, ranks, *ends, manager_finished, rank)
+    return LogFacts(
+        *values, finished, ranks, *ends, manager_finished, rank, *_served(lines, split)
+    )
+
+
+def _served(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> tuple[int, str]:
+    """The last start of a server that has answered requests since, 0: none; and its node."""
+    started = answers = served = 0
+    server = ""
+    for number, line in enumerate(lines, 1):
+        if any(map(line.__contains__, _SERVER_NEEDLES)):
+            origin = split(line[:_MAX_LINE])
+            if PHRASES["serves"].search(origin.text):
+                started, answers, server = number, 0, host_node(origin.host)
+        elif started > served and "POST" in line:
+            match = PHRASES["answers"].search(line[:_MAX_LINE])
+            answers += match is not None and match[match.lastindex or 0] == "2"
+            served = started if answers == _ANSWERS else served
+    return served, server if served else ""
+
+
+def _add_launched(
+    pids: dict[str, LogPid], killed: Counter[str], line: str, split: Callable[[str], LineOrigin]
+) -> None:
+    """Add the process that a launcher's line names, with its local rank.
+    killed: a node -> how many the launcher has named there as it ends all of them
+    """
+    if not (match := _SPAWNED.search(line) or _KILLING.search(line)):
+        return
+    pid, host = match[1], split(line[:_MAX_LINE]).host
+    local = int(match[2]) if match.re is _SPAWNED else killed[host]
+    killed[host] += match.re is _KILLING
+    if pid not in pids or pids[pid].rank is pids[pid].local_rank is None:
+        pids[pid] = LogPid(int(pid), None, local, host)
 
 
 def _command_ended(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> int:

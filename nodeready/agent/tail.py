@@ -20,7 +20,7 @@ from typing import Any
 
 from nodeready.agent import users_file
 from nodeready.agent.log_lines import last_lines, learn_file, read_ranks, text_lines
-from nodeready.agent.log_ranks import file_ranks, named_ranks
+from nodeready.agent.log_ranks import file_ranks, named_ranks, path_ranks
 from nodeready.agent.path_pattern import PathMatch, PatternWalk, absolute_pattern
 from nodeready.agent.proc import (
     KERNEL_FILE_SYSTEMS,
@@ -326,7 +326,7 @@ def _log_tails(
         lines, matches = last_lines(rows, config.lines, expression)
         texts = (row[:_MAX_LINE_BYTES].decode("utf-8", "replace") for row in _last_rows(rows))
         file = replace(file, lines=lines, matches=matches, reports=reports(texts))
-        return [file] if config.is_wanted(file_ranks(path, lines).rank) else []
+        return [file] if config.is_wanted(file_ranks(path_ranks(path), lines).rank) else []
     return [
         replace(
             file,

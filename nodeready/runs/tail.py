@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 from nodeready.agent.asking import Conversation, new_nonce, no_answer, request
-from nodeready.agent.log_ranks import FileRanks, file_ranks, host_node, path_ranks
+from nodeready.agent.log_ranks import (
+    FileRanks,
+    file_ranks,
+    host_node,
+    named_ranks,
+    path_ranks,
+    ranks_of_names,
+)
 from nodeready.agent.tail import NodeTail, TailConfig
 from nodeready.agent.witnesses import logs as witness
 from nodeready.core import wire
@@ -297,6 +304,11 @@ class _EqualFiles:
             self.oldest = file, lines
 
 
+def _paths(tail: NodeTail) -> list[str]:
+    """The paths of all files of an answer."""
+    return [file.path for file in tail.files] + [entry.path for entry in tail.unread]
+
+
 class Grouping:
     """Takes the nodes' answers one at a time."""
 
@@ -308,16 +320,26 @@ class Grouping:
         #: Node and path of a mixed log -> the lines after the last line of each rank.
         self._lines_after: dict[tuple[str, str], list[int]] = {}
         self._left_out = 0
+        #: The answers with numbers in names that may be ranks.
+        self._numbered: list[tuple[str, NodeTail]] = []
         self._reports: dict[witness.WatchdogReport, str] = {}
         #: Of the answers that are not complete.
         self.gaps: dict[str, Gap] = {}
 
     def add(self, node: str, tail: NodeTail) -> None:
-        names = {"": node_names(node, tail.host)}
         if tail.error:
             self.gaps[node] = Gap(INCOMPLETE, tail.error)
+        if any(path_ranks(path) != named_ranks(path) for path in _paths(tail)):
+            # Whether the number in such a name is a rank, the names of all nodes tell.
+            self._numbered.append((node, tail))
+        else:
+            self._add(node, tail, {})
+
+    def _add(self, node: str, tail: NodeTail, by_path: Mapping[str, FileRanks]) -> None:
+        """Add an answer. by_path: path -> its ranks, where its words do not tell"""
+        names = {"": node_names(node, tail.host)}
         for log in tail.files:
-            ranks = file_ranks(log.path, log.lines)
+            ranks = file_ranks(by_path.get(log.path) or named_ranks(log.path), log.lines)
             if log.is_mixed:
                 ranks = FileRanks(log.rank, log.local_rank)
                 if log.rank is not None or log.local_rank is not None:
@@ -340,7 +362,9 @@ class Grouping:
             self._equal_files.setdefault(lines, _EqualFiles()).add(file, log.lines)
         for entry in tail.unread:
             kind = "unreadable" if entry.fault else "skipped"
-            file = RankFile(node, entry.path, *path_ranks(entry.path))
+            file = RankFile(
+                node, entry.path, *(by_path.get(entry.path) or named_ranks(entry.path))
+            )
             self._unread.setdefault((kind, entry.reason), []).append(file)
         faults = any(entry.fault for entry in tail.unread)
         if tail.other_ranks and not tail.files:
@@ -363,6 +387,10 @@ class Grouping:
         complete: bool = True,
     ) -> TailDocument:
         """The document: within each kind, the smallest group first."""
+        numbered, self._numbered = self._numbered, []
+        by_path = ranks_of_names(path for _, tail in numbered for path in _paths(tail))
+        for node, tail in numbered:
+            self._add(node, tail, by_path)
         nodes_without = dict(self._nodes_without)
         if self._nodes_of_other_ranks and not self._equal_files:
             nodes_without["no file has lines of these ranks"] = self._nodes_of_other_ranks

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from nodeready import knowledge
 from nodeready.agent.failure_events import FailureEvent, FileFailures
 from nodeready.agent.failure_rules import PHRASES, REPORT
-from nodeready.agent.log_ranks import NODE_WORDS, FileRanks, host_node, named_ranks, path_ranks
+from nodeready.agent.log_ranks import NODE_WORDS, FileRanks, host_node, named_ranks, ranks_of_names
 from nodeready.agent.log_variables import script_variables
 from nodeready.core.text import counted
 from nodeready.runs.postmortem.clocks import ClockStep, JobClocks, NodeClock
@@ -259,8 +259,11 @@ class RankFinder:
         for file in self.evidence.files:
             file_rank = self.file_rank(file)
             for pid in file.failures.facts.pids:
-                key = _label(self.node_of(file, pid.host)), pid.pid
-                ranks_of.setdefault(key, set()).add(file_rank if pid.rank is None else pid.rank)
+                key = _label(node := self.node_of(file, pid.host)), pid.pid
+                local, rank = pid.local_rank, pid.rank
+                by_local = None if local is None else self.global_rank(node, local)
+                rank = by_local if rank is None else rank
+                ranks_of.setdefault(key, set()).add(file_rank if rank is None else rank)
             for event in file.failures.events:
                 if event.pid:
                     ranks_of.setdefault((_label(self._node_of(file, event)), event.pid), {None})
@@ -390,10 +393,6 @@ def _label(name: str) -> str:
     return name if name[:1].isdigit() else name.partition(".")[0].lower()
 
 
-#: A number with zeros in front, at the end of a name.
-_PADDED = re.compile(r"\.0\d*(?:\.\w+)?$")
-
-
 def _ranks_of_names(
     files: Sequence[JobFile],
 ) -> tuple[dict[tuple[str, str], FileRanks], bool]:
@@ -404,7 +403,10 @@ def _ranks_of_names(
     rank. Where the lines of such a file name another rank, or its name says so, the numbers are of
     nodes: then the second result is that there are several.
     """
-    ranks = {(f.node, f.failures.path): path_ranks(f.failures.path) for f in files}
+    names = {(f.node, f.failures.path): f.failures.path.removeprefix(f"{f.node}/") for f in files}
+    by_name = ranks_of_names(names.values())
+    ranks = {key: by_name[name] for key, name in names.items()}
+    ranks |= {key: by for key in names if (by := named_ranks(key[1])) != _UNNAMED}
     similar_names: dict[str, dict[tuple[str, str], list[tuple[str, int]]]] = {}
     # The ranks that the prefixes of a file's lines, or a launcher's reports in it, name.
     inside = {
@@ -422,15 +424,11 @@ def _ranks_of_names(
         for f in files for event in f.failures.events
         if event.role == REPORT and event.local_rank and not event.ranks
     }  # fmt: skip
-    for key in ranks:
-        name = key[1].removeprefix(f"{key[0]}/")
+    for key, name in names.items():
         numbers = [(word, int(digits)) for word, digits in _NUMBERS.findall(name)]
         similar_names.setdefault(_DIGITS.sub("#", name), {})[key] = numbers
     is_of_nodes = False
     for shape, named in similar_names.items():
-        # A lone number may be that of a job, unless it is padded or its name says "rank".
-        if len(named) == 1 and not any(_PADDED.search(path) for _, path in named):
-            ranks |= {key: named_ranks(key[1]) for key in named}
         is_named = any(ranks[key] != _UNNAMED or _ROTATED.search(key[1]) for key in named)
         # The master of a PyTorchJob is rank 0, before its workers.
         masters = similar_names.get(_WORKER.sub("master", shape), named)

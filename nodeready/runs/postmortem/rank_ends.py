@@ -306,10 +306,10 @@ def ended(job: JobFailures) -> Finding | None:
         return Finding(for_=lines_of(launchers) + lines, sentence=sentence, words=words)
     own_ends = [f for f in job.ended if f.event.source in ("", "error-file", "shell")]
     failures = own_ends or [f for f in job.reports if signal_of(f.event.code) in STOPS]
-    # srun ends the other ranks when one has ended.
-    by_srun = [f for f in failures if f.event.source == "srun" and not own_ends]
-    is_sent = bool(by_srun) and any(
-        f.file == by_srun[0].file and f.event.line < by_srun[0].event.line
+    # A launcher of all ranks ends the others when one has ended.
+    told = [f for f in failures if f.is_by("of_all") and not own_ends]
+    is_sent = bool(told) and any(
+        f.file == told[0].file and f.event.line < told[0].event.line
         for f in (*job.reports, *job.losses) if f not in failures
     )  # fmt: skip
     if not failures or is_sent:

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from nodeready.agent import tail as node_tail
-from nodeready.agent.log_ranks import FileRanks, file_ranks, path_ranks
+from nodeready.agent.log_ranks import FileRanks, file_ranks, path_ranks, ranks_of_names
 from nodeready.agent.proc import MountTable, parse_mounts
 from nodeready.agent.tail import LogTail, NodeTail, TailConfig, UnreadFile, read_tail
 from nodeready.agent.witnesses.logs import WatchdogReport
@@ -39,7 +39,14 @@ def test_the_rank_that_a_path_tells(case):
 @pytest.mark.parametrize("case", cases(__file__, "tail.json", "line"))
 def test_the_line_has_the_global_rank_and_the_path_may_have_the_local_rank(case):
     path, *lines = case["name"].split(" | ")
-    assert file_ranks(path, lines) == FileRanks(*case["ranks"])
+    assert file_ranks(path_ranks(path), lines) == FileRanks(*case["ranks"])
+
+
+def test_a_lone_number_is_no_rank_unless_it_is_padded():
+    names = ["/log/job.2213.err", "/log/train.0.out", "/log/train.1.out", "/log/rsl.error.0007"]
+    ranks = ranks_of_names([*names, "/log/rank_3.log"])
+    assert [ranks[name].rank for name in names] == [None, 0, 1, 7]
+    assert ranks["/log/rank_3.log"].rank == 3
 
 
 def shape(line: str, node: str, rank: int | None, local: int | None = None) -> str:
