@@ -1222,6 +1222,8 @@ class FailureReader:
                 if e.frame or e.is_warning or e.line in stream.handled or e.role in _OF_OTHERS
                 if e.kind not in _OF_PROCESS and (is_part or stream.last_at > e.line)
             }  # fmt: skip
+            texts = {e.text for e in stream.events if e.line in survived}
+            survived |= {e.line for e in stream.events if e.text in texts and not e.code}
             # The program says so, and goes on: a step, two other lines or another failure came.
             overcome = {
                 line for line, plain in stream.handled.items() if line not in stream.unhandled
