@@ -47,8 +47,10 @@ _RANK_PID = re.compile(
     r"(?<!ocal )(?<!ode )(?<!roup )\b[Rr]ank[ =:#]{0,2}(\d{1,7})\b\W{1,4}"
     r"(?:[Pp][Ii][Dd][ =:]{1,2})?(\d{2,9})\b(?![.:/])"
 )
+#: A list of processes, as ``ps`` writes it, with the local rank of each one's command.
+_LISTED = re.compile(r"^ *(?:[a-z_]\S{0,31} +)?(\d{2,9}) .{0,400}--local[_-]rank[= ](\d{1,4})\b")
 #: Words of such lines, and the maximum of them in which a number is searched.
-_PID_NEEDLES, _MAX_PID_LINES = ("pid", "PID", "Pid", " NCCL "), 5000
+_PID_NEEDLES, _MAX_PID_LINES = ("pid", "PID", "Pid", " NCCL ", "local_rank", "local-rank"), 5000
 #: The phrases of a command that has ended well; the question of a shell whose answer is the next
 #: line; lines at the end of a log that are searched for them.
 _COMMAND_ENDS = "status-0", "program-done", "last-step", "server-stops"
@@ -131,6 +133,8 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
             room -= 1
             for rank, pid in _RANK_PID.findall(line[:_MAX_LINE]):
                 pids.setdefault(pid, LogPid(int(pid), int(rank), None, ""))
+            if match := _LISTED.match(line[:_MAX_LINE]):
+                pids.setdefault(match[1], LogPid(int(match[1]), None, int(match[2]), ""))
             match = _PID.search(line[:_MAX_LINE])
             if match and (pid := match[1] or match[2]) not in pids:
                 origin = split(line[:_MAX_LINE])

@@ -260,7 +260,10 @@ class RankFinder:
             file_rank = self.file_rank(file)
             for pid in file.failures.facts.pids:
                 key = _label(self.node_of(file, pid.host)), pid.pid
-                ranks_of.setdefault(key, set()).add(file_rank if pid.rank is None else pid.rank)
+                rank = file_rank if pid.rank is None else pid.rank
+                if rank is None and pid.local_rank is not None:
+                    rank = self.global_rank(key[0], pid.local_rank)
+                ranks_of.setdefault(key, set()).add(rank)
             for event in file.failures.events:
                 if event.pid:
                     ranks_of.setdefault((_label(self._node_of(file, event)), event.pid), {None})
