@@ -177,6 +177,8 @@ _LAST_WORDS = 40
 _EXPLAINED, _COMPLAINTS = 3, ((3, "system"), (2, "complains"), (1, "objects"))
 #: The kinds of errors that end a process, although they are of one request.
 _OF_PROCESS = "gpu", "segfault", "signal"
+#: The kinds of errors that a server causes.
+_OF_SERVERS = "exception", "network", "timeout", "limit"
 #: The roles of errors that another process has caused.
 _OF_OTHERS = rules.LOST, rules.CONSEQUENCE
 #: Maximum processes that are asked whether a program goes on.
@@ -198,6 +200,7 @@ class _Exception:
     has_user_frame: bool
     explains: bool  # the errors before it are its effects
     is_cause: bool = False  # the next one names it as its direct cause
+    is_telemetry: bool = False  # of what sends a run's numbers to a server, beside the program
 
 
 @dataclass
@@ -799,8 +802,11 @@ class FailureReader:
             event = replace(event, ranks=stream.failing, local_rank=None, host="", source=source)
             stream.is_quoted = False
         stream.chain.append(
-            _Exception(event, text_meaning.is_known, bool(user), text_meaning.explains)
-        )
+            _Exception(
+                event, text_meaning.is_known, bool(user), text_meaning.explains,
+                is_telemetry=not user and any(map(rules.TELEMETRY_FILES.search, paths[:1])),
+            )
+        )  # fmt: skip
         stream.frames, stream.details, stream.failing = [], [], ()
 
     def _end_details(self, stream: _RankStream) -> None:
@@ -861,7 +867,8 @@ class FailureReader:
         """Add the event of a chain of exceptions: what began it, then what it became."""
         self._end_details(stream)
         chain, stream.chain = stream.chain, []
-        if not chain:
+        # The program itself goes on without its server.
+        if not chain or all(i.is_telemetry and i.event.kind in _OF_SERVERS for i in chain):
             return
         # The others say that their cause is elsewhere, without saying where.
         causes = [item for item in chain if item.event.role != rules.CONSEQUENCE or item.explains]

@@ -123,6 +123,7 @@ LAUNCHER_FILES = re.compile(_FAILURES["launcher_files"])
 _PACKAGE = re.compile(r"(?:site|dist)-packages/[^/]+/")
 BEFORE_RANKS = re.compile(_FAILURES["before_ranks"])
 EXIT_STATUS = re.compile(_FAILURES["exit_status"])
+TELEMETRY_FILES = re.compile(_FAILURES["telemetry_files"])
 PRINTED_CALLS = re.compile(_FAILURES["printed_calls"])
 STANDARD_FILES = re.compile(_FAILURES["standard_files"])
 COLLECTIVE_FILES = _FAILURES["collective_files"]

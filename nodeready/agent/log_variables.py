@@ -48,14 +48,15 @@ _RANK_PID = re.compile(
     r"(?<!ocal )(?<!ode )(?<!roup )\b[Rr]ank[ =:#]{0,2}(\d{1,7})\b\W{1,4}"
     r"(?:[Pp][Ii][Dd][ =:]{1,2})?(\d{2,9})\b(?![.:/])"
 )
-#: What a launcher says of the processes of a node: of one with its local rank, and of all of them
-#: in the order of these.
+#: What tells of a process with its local rank: the command with which a launcher starts it, or a
+#: list of processes, as ``ps`` writes it; and what names all of a node in the order of these.
 _SPAWNED = re.compile(
-    r"\bprocess (\d{2,9}) spawned with command: .{0,1000}--local[_-]rank[=\x27 ,]{1,4}(\d{1,4})\b"
+    r"(?:\bprocess (\d{2,9}) spawned with command: .{0,1000}|"
+    r"^ *(?:[a-z_]\S{0,31} +)?(\d{2,9}) .{0,400})--local[_-]rank[=\x27 ,]{1,4}(\d{1,4})\b"
 )
 _KILLING = re.compile(r"\bKilling subprocess (\d{2,9})\b")
 #: Words of such lines, and the maximum of them in which a number is searched.
-_PID_NEEDLES = "pid", "PID", "Pid", " NCCL ", "process "
+_PID_NEEDLES = "pid", "PID", "Pid", " NCCL ", "process ", "local_rank", "local-rank"
 _MAX_PID_LINES = 5000
 #: The phrases of a command that has ended well; the question of a shell whose answer is the next
 #: line; lines at the end of a log that are searched for them.
@@ -203,13 +204,14 @@ def _served(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> tuple[i
 def _add_launched(
     pids: dict[str, LogPid], killed: Counter[str], line: str, split: Callable[[str], LineOrigin]
 ) -> None:
-    """Add the process that a launcher's line names, with its local rank.
+    """Add the process that a launcher's line or a list of processes names, with its local rank.
     killed: a node -> how many the launcher has named there as it ends all of them
     """
     if not (match := _SPAWNED.search(line) or _KILLING.search(line)):
         return
-    pid, host = match[1], split(line[:_MAX_LINE]).host
-    local = int(match[2]) if match.re is _SPAWNED else killed[host]
+    host = split(line[:_MAX_LINE]).host
+    pid = match[1] or match[2]
+    local = int(match[3]) if match.re is _SPAWNED else killed[host]
     killed[host] += match.re is _KILLING
     if pid not in pids or pids[pid].rank is pids[pid].local_rank is None:
         pids[pid] = LogPid(int(pid), None, local, host)

@@ -20,8 +20,10 @@ from nodeready.runs.stacks.witness_reader import read_witnesses
 #: Functions of torch.distributed in which the ranks of a group rightly differ.
 _PAIRWISE = frozenset(("send", "recv", "isend", "irecv", "batch_isend_irecv"))
 _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
-#: The rank from which NCCL's id did not come (ProcessGroupNCCL.cpp, broadcastUniqueNCCLID).
+#: The rank from which NCCL's id did not come (ProcessGroupNCCL.cpp, broadcastUniqueNCCLID); the
+#: rank whose answer did not come to the others (ProcessGroupGloo.cpp, monitoredBarrier).
 _AWAITED = re.compile(r"retrieving ncclUniqueId from \[(\d{1,7})\]")
+_BARRIER = re.compile(r"monitoredBarrier, but .{1,60} from rank (\d{1,7})\b")
 #: The tasks that did not come to a barrier, as its service names them, and the number of one.
 _MISSED, _TASK = (
     re.compile(r"imed out task names: (.*)"),
@@ -88,6 +90,11 @@ def _late_ranks(job: JobFailures) -> tuple[set[int], str]:
     awaited = {int(source[1]) for source in sources if source} - waiting
     if awaited:
         return awaited, f"{ranks_of(waiting)} waited for what {ranks_of(awaited)} should send"
+    # It may wait itself for one that is not heard of.
+    barriers = (_BARRIER.search(f.event.text) for f in job.waited)
+    awaited = {int(match[1]) for match in barriers if match} - waiting
+    if len(awaited) == 1 and not job.ranks - waiting - awaited:
+        return awaited, f"{ranks_of(waiting)} came to the barrier of {ranks_of(awaited)}"
     names = next(filter(None, (_MISSED.search(f.event.text) for f in job.waited)), None)
     tasks = ",".join(_TASK.findall(names[1])) if names else ""
     missed = set(numbers_in(tasks)) - waiting if tasks else set[int]()

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nodeready.agent.failure_rules import FIRST_CALL
+from nodeready.agent.failure_rules import FIRST_CALL, STOPS, signal_of
 from nodeready.agent.witnesses import nccl_errors
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import natural
@@ -58,6 +58,11 @@ def fabric(job: JobFailures) -> Finding | None:
     # Both ends of a connection that never was, and who only reports, are no suspects.
     ranks = set[int]() if witnesses else ranks_in(failures)
     nodes, links = nodes_in(failures), _links(job, failures)
+    # The only rank that its watchdog and its launcher say to have ended by it.
+    ended_ranks = ranks_in(f for f in job.reports if signal_of(f.event.code) not in STOPS)
+    is_only = len(ended_ranks) == 1 and ended_ranks == ranks_in(job.losses)
+    if is_only and not (ranks or witnesses) and nodes == job.nodes_of(ended_ranks):
+        ranks = ended_ranks
     place = ""
     if links and (shared := set(links[0]).intersection(*links)):
         peers = sorted({end for link in links for end in link} - {min(shared)}, key=natural)

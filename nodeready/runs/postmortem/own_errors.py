@@ -148,6 +148,10 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     for_ += [f.event.text for f in asserts[:1] if f is not first.first]
     for_ += [report_text(f) for f in job.roots if f.rank in ranks][:1]
     xids = job.xids(first.nodes) if kind == "gpu" else []
+    # The kernel names the process of a fault that others see, too.
+    faulty = {job.finder.by_pid.get((fault.node, fault.pid)) for fault in xids}
+    if len(groups) == len(faulty) == 1 and not ranks:
+        ranks = {rank for rank in faulty if rank is not None}
     for_ += kernel_lines(xids)
     name = subject(ranks, nodes)
     # A process that torchrun ended may be of a rank that no line names.

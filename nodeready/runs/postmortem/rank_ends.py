@@ -284,9 +284,12 @@ def ended(job: JobFailures) -> Finding | None:
     # Where the network fails between nodes, and a launcher says that its own rank has ended by
     # that, its peers are ended for it.
     is_told = any(signal_of(f.event.code) not in STOPS for f in job.roots) and fabric(job)
+    # So is the launcher of a node when that of another one has ended itself.
+    closed_at = {f.file: f.event.line for f in job.lost if f.event.has_phrase("closed-rendezvous")}
     launchers += [
         f for f in ends if f.event.source == "agent"
         if not is_told or any(precedes(f, loss) for loss in job.losses)
+        if not closed_at.get(f.file, f.event.line) < f.event.line
     ]  # fmt: skip
     # Slurm also says CANCELLED of a batch script that crashed (22.05): 0:11.
     steps, lines = slurm_steps(job, "CANCELLED")

@@ -228,6 +228,11 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
         if failure.rank is None and event.role == WAITED:
             barrier = _BARRIER.search(event.text)
             ranks = {int(barrier[1])} if barrier else set()
+        elif failure.rank is None and event.role == LOST and event.has_phrase("aborts"):
+            # The library ends its process: the only one of its node that has aborted.
+            placed = by_place[failure.file, failure.node] if event.host else ()
+            aborted = ranks_in(f for f in placed if f.event.code == -signal.SIGABRT)
+            ranks = aborted if len(aborted) == 1 else set()
         elif failure.rank is None and event.role == FAILED and not event.source:
             place = failure.file, failure.node if event.host else None
             reported_ranks = reported[place].get(event.line, set())
@@ -615,14 +620,19 @@ class JobFailures:
         the words with which the log of an unknown rank ends; "": none.
         """
         streams = [
-            (stream, {self.finder.file_rank(file), stream.rank} - {None})
+            (stream, {self.finder.file_rank(file), stream.rank} - {None}, file.failures.events)
             for file in self.evidence.files for stream in file.failures.streams
             if stream.complaint
         ]  # fmt: skip
-        ends = [stream for stream, written in streams if ranks & written]
+        ends = [stream for stream, written, _ in streams if ranks & written]
         if not ranks & self.logged:
-            ends = [stream for stream, written in streams if stream.is_cut and not written]
-        return min(ends, key=lambda s: not s.is_cut).complaint if ends else ""
+            # In a log without a failure, the last words of a program without a logger count, too.
+            ends = [
+                s for s, written, events in streams if not written
+                if s.is_cut or (not events and (s.is_last or s.last.strip() == s.complaint))
+            ]  # fmt: skip
+        ends.sort(key=lambda s: (not s.is_cut, not s.is_last))
+        return ends[0].complaint if ends else ""
 
     def xids(self, nodes: Iterable[str] = ()) -> list[NodeFault]:
         """The kernel's messages about GPUs of these nodes; (): of all."""

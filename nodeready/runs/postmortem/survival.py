@@ -107,16 +107,17 @@ def survived(job: JobFailures) -> Finding | None:
     last = {step.step: step for step in job.evidence.steps}
     numbers = {name: int(number) for name in last if (number := name.partition(".")[2]).isdigit()}
     names = [name for name in last if "." not in name]
-    names += [max(numbers, key=lambda name: numbers[name])] if numbers else []
+    is_ok = {name: (s.state, s.code, s.signal) == ("COMPLETED", 0, 0) for name, s in last.items()}
+    # Another step than the program's, which has ended well, is of what a script cleans up.
+    is_cleanup = bool(fatal) and all(_is_cleanup(job, f) for f in fatal)
+    is_cleanup &= any(map(is_ok.get, numbers))
+    names += [max(numbers, key=lambda name: numbers[name])] if numbers and not is_cleanup else []
     # A batch script may hide how its command ended; of a step, Slurm knows it.
     hidden = [
         f for f in fatal
         if f.event.role in (REPORT, FAILED) and (not ends.get(f.file) or _is_hidden(job, f))
     ]  # fmt: skip
-    if names and (numbers or not hidden) and all(
-        (last[name].state, last[name].code, last[name].signal) == ("COMPLETED", 0, 0)
-        for name in names
-    ):  # fmt: skip
+    if names and (numbers or not hidden) and all(map(is_ok.get, names)):
         how = "Slurm: COMPLETED 0:0"
     groups = equal_failures(bad)
     text = "; ".join(f"{subject(g.ranks, g.nodes)}: {g.first.event.text}" for g in groups)
@@ -172,6 +173,13 @@ def _is_stopped(failure: RankFailure) -> bool:
     event = failure.event
     is_stopped = event.role == REPORT and signal_of(event.code) in STOPS
     return is_stopped or (event.role == ENDED and event.kind == "signal")
+
+
+def _is_cleanup(job: JobFailures, failure: RankFailure) -> bool:
+    """Whether a process ends right after the words of its program that it has ended well."""
+    is_end = failure.file >= 0 and failure.event.role in (REPORT, ENDED)
+    end = job.evidence.files[failure.file].failures.facts.program_finished if is_end else 0
+    return 0 < end < failure.event.line <= end + _END_LINES
 
 
 def _is_hidden(job: JobFailures, failure: RankFailure) -> bool:
