@@ -22,6 +22,8 @@ _PAIRWISE = frozenset(("send", "recv", "isend", "irecv", "batch_isend_irecv"))
 _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
 #: The rank from which NCCL's id did not come (ProcessGroupNCCL.cpp, broadcastUniqueNCCLID).
 _AWAITED = re.compile(r"retrieving ncclUniqueId from \[(\d{1,7})\]")
+#: The ranks that Horovod's stall inspector marks (stall_inspector.cc).
+_MARKED = re.compile(r"^(\d{1,7})!: \[")
 #: The tasks that did not come to a barrier, as its service names them, and the number of one.
 _MISSED, _TASK = (
     re.compile(r"imed out task names: (.*)"),
@@ -88,6 +90,10 @@ def _late_ranks(job: JobFailures) -> tuple[set[int], str]:
     awaited = {int(source[1]) for source in sources if source} - waiting
     if awaited:
         return awaited, f"{ranks_of(waiting)} waited for what {ranks_of(awaited)} should send"
+    marks = (_MARKED.search(f.event.text) for f in job.waited)
+    marked = {int(mark[1]) for mark in marks if mark}
+    if marked and 2 * len(marked) <= len(job.ranks):
+        return marked, f"the stall inspector says that {ranks_of(marked)} did not come"
     names = next(filter(None, (_MISSED.search(f.event.text) for f in job.waited)), None)
     tasks = ",".join(_TASK.findall(names[1])) if names else ""
     missed = set(numbers_in(tasks)) - waiting if tasks else set[int]()
