@@ -271,11 +271,9 @@ def mismatch(job: JobFailures) -> Finding | None:
             for_=places, failures=named, words=words, kind="exception", sentence=sentence,
         )  # fmt: skip
     words = {"error": failures[0].event.text.rpartition("] ")[2]} if failures else {}
-    # MPI says so of a message between two ranks, not of a collective.
-    is_told = {f.event.source for f in failures} == {"mpirun"}
     return Finding(
         ranks_in(failures), nodes_in(failures), [f"in {f.example}" for f in failures[:3]],
-        failures=failures, words=words, kind="exception" if is_told else "",
+        failures=failures, words=words,
         missing=("TORCH_DISTRIBUTED_DEBUG=DETAIL names the rank and its call",),
     ) if failures else None  # fmt: skip
 
