@@ -763,6 +763,9 @@ class FailureReader:
         user = [frame for frame in stream.frames if not rules.LIBRARY_FILES.search(frame[0])]
         frame = _frame_text(*(user or stream.frames or [("", "", "")])[-1])
         text_meaning = rules.meaning(text)
+        is_outside = rules.OUTSIDE_FILES.search(" ".join(path for path, _, _ in stream.frames))
+        if text_meaning.role == rules.LOST and is_outside:
+            text_meaning = text_meaning._replace(role=rules.FAILED)
         event = self._event(stream, text_meaning.role, text_meaning.kind, _compact(text))
         event = replace(event, frame=frame, call=_collective(stream.frames))
         if text_meaning.role == rules.FAILED and not event.ranks:
