@@ -62,7 +62,8 @@ class FailureEvent:
     call: wire.Name = ""  # function of torch.distributed that raised it, ``all_reduce``; "": none
     went_on: bool = False  # its rank wrote lines after it like those before it
     steps_on: bool = False  # the lines that it stands in end with growing steps
-    handled: bool = False  # the line after it, or its level, says so, and the log goes on
+    # the line after it, or its level, says so, and the log goes on; or the job was started again
+    handled: bool = False
     last_words: wire.Line = ""  # of an end: why, by the last words before it
     is_last: bool = False  # its process has ended by it, and the log has no work after it
 
@@ -480,6 +481,8 @@ class FailureReader:
         self.room = log_ranks.MAX_RANKS
         self.left_out = self.unknown_prefix = 0
         self.timed = ""  # the last line with a time
+        #: The lines that say that the job is started again.
+        self.restarts: list[int] = []
         #: The stream of the last traceback behind a prefix, and the number of its first line; 0:
         #: its further lines have no prefix.
         self.header: tuple[_RankStream | None, int] = None, 0
@@ -536,6 +539,8 @@ class FailureReader:
         if is_plain or not self._read(stream, text, line):
             if stream.key == _UNKNOWN and not is_plain and is_handled(text):
                 self._handle(text, stream.last_at)
+            if not is_plain and rules.PHRASES["starts-again"].search(text):
+                self.restarts.append(self.number)
             stream.add_plain(text, self.number)
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
@@ -767,6 +772,9 @@ class FailureReader:
         user = [frame for frame in stream.frames if not rules.LIBRARY_FILES.search(frame[0])]
         frame = _frame_text(*(user or stream.frames or [("", "", "")])[-1])
         text_meaning = rules.meaning(text)
+        is_outside = rules.OUTSIDE_FILES.search(" ".join(path for path, _, _ in stream.frames))
+        if text_meaning.role == rules.LOST and is_outside:
+            text_meaning = text_meaning._replace(role=rules.FAILED)
         event = self._event(stream, text_meaning.role, text_meaning.kind, _compact(text))
         event = replace(event, frame=frame, call=_collective(stream.frames))
         if text_meaning.role == rules.FAILED and not event.ranks:
@@ -1160,9 +1168,8 @@ class FailureReader:
         last = next((at for at, text in rows if ends_well(text)), end + 1)
         return max(work_at, default=0), range(first + 1, last)
 
-    def failures(self) -> FileFailures:
-        """What the lines so far report."""
-        events = []
+    def _end_messages(self) -> None:
+        """End what each stream is in the middle of: the file has no further line."""
         for stream in self.streams.values():
             if stream.mode == "traceback" and stream.frames:
                 self._end_cut(stream)
@@ -1174,6 +1181,11 @@ class FailureReader:
                 stream.add_plain(details[-1], self.number)
             if stream.mode == "block":
                 self._end_block(stream)
+
+    def failures(self) -> FileFailures:
+        """What the lines so far report."""
+        self._end_messages()
+        events = []
         # Of the task of a node, torchrun's own report has the node.
         task_hosts = {
             stream.key[0]: event.host
@@ -1192,13 +1204,13 @@ class FailureReader:
         last_complaints = self._last_complaints(end_at)
         closing_at = self._closing(end_at)
         last_work_at, without_work = self._last_work(end_at)
-        rows = (row for stream in self.streams.values() for row in stream.tail)
-        again = rules.PHRASES["starts-again"]
-        again_at = max((number for number, text in rows if again.search(text)), default=0)
         last_failed_at = max((
             event.line for s in self.streams.values() for event in s.events
             if event.role == rules.FAILED and event.line not in s.handled
         ), default=0)  # fmt: skip
+        # The last attempt that has come to a step or to an error.
+        last_at = max(last_step_at, last_work_at, last_failed_at)
+        again_at = max((number for number in self.restarts if number < last_at), default=0)
         for stream in self.streams.values():
             host, rank, local = stream.key
             if task_host := task_hosts.get(host):
@@ -1262,7 +1274,7 @@ class FailureReader:
                         )
                         or event.line in survived
                     ),
-                    handled=event.line in overcome or event.line < again_at < last_step_at,
+                    handled=event.line in overcome or event.line < again_at,
                     is_last=event.line in without_work
                     and (event.line in stream.unhandled | stream.aborts or _ends_process(event)),
                 )

@@ -24,6 +24,8 @@ _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
 #: rank whose answer did not come to the others (ProcessGroupGloo.cpp, monitoredBarrier).
 _AWAITED = re.compile(r"retrieving ncclUniqueId from \[(\d{1,7})\]")
 _BARRIER = re.compile(r"monitoredBarrier, but .{1,60} from rank (\d{1,7})\b")
+#: The ranks that Horovod's stall inspector marks (stall_inspector.cc).
+_MARKED = re.compile(r"^(\d{1,7})!: \[")
 #: The tasks that did not come to a barrier, as its service names them, and the number of one.
 _MISSED, _TASK = (
     re.compile(r"imed out task names: (.*)"),
@@ -95,6 +97,10 @@ def _late_ranks(job: JobFailures) -> tuple[set[int], str]:
     awaited = {int(match[1]) for match in barriers if match} - waiting
     if len(awaited) == 1 and not job.ranks - waiting - awaited:
         return awaited, f"{ranks_of(waiting)} came to the barrier of {ranks_of(awaited)}"
+    marks = (_MARKED.search(f.event.text) for f in job.waited)
+    marked = {int(mark[1]) for mark in marks if mark}
+    if marked and 2 * len(marked) <= len(job.ranks):
+        return marked, f"the stall inspector says that {ranks_of(marked)} did not come"
     names = next(filter(None, (_MISSED.search(f.event.text) for f in job.waited)), None)
     tasks = ",".join(_TASK.findall(names[1])) if names else ""
     missed = set(numbers_in(tasks)) - waiting if tasks else set[int]()

@@ -28,7 +28,7 @@ _ADDRESS = re.compile(r"[0-9a-fA-F.:]+")
 _LOCAL = re.compile(r"localGid:? ?(?:::ffff:)?([0-9a-fA-F.:]{2,45})")
 _PEER = re.compile(
     r"remoteGids?:? ?(?:::ffff:)?([0-9a-fA-F.:]{2,45})"
-    r"|(?:peer|[Cc]onnect to) \[?([\w.:-]{2,60}?)(?:\]:\d|<\d)"
+    r"|(?:peer|[Cc]onnect to|[Cc]all to (?:send to|recv from)) \[?([\w.:-]{2,60}?)(?:\]:\d|<\d)"
 )
 #: Errors that a peer's end may have caused, too: they mean the network where several nodes have
 #: them, each with another peer.
@@ -96,6 +96,12 @@ def lost_peers(job: JobFailures) -> Finding | None:
     ended_ranks = ranks_in(f for f in job.reports if f.is_by("of_all"))
     lost_ranks = {(f.rank, f.rank is None and f.event.line) for f in errors}
     is_told |= 1 < len(job.ranks) == len(ended_ranks) <= len(lost_ranks)
+    # The other end was on the same node, and torchrun itself has ended all other ranks there.
+    sent = ranks_in(f for f in job.ended if f.event.source == "torchrun")
+    node_of = _node_of_address(job)
+    is_near = any(_peer(f) for f in errors) and all(_peer(f) in ("", *node_of) for f in errors)
+    is_near &= len({*node_of.values()}) == 1 and bool(sent)
+    is_told |= is_near and sent | ranks_in(errors) == job.ranks
     words = {"error": (peerless or errors)[0].event.text}
     finding = Finding(for_=lines_of(errors), words=words, missing=missing)
     if is_told:

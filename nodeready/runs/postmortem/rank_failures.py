@@ -519,14 +519,14 @@ class JobFailures:
             event, keys = failure.event, [(failure.file, failure.rank)]
             # c10d warns of connections that it tries again.
             # The error that is announced stands below its stack.
-            is_announced = event.has_phrase("error-below")
-            if event.lines_after <= FINAL_LINES and not (event.is_warning or is_announced):
+            is_past = event.is_warning or event.handled or event.has_phrase("error-below")
+            if event.lines_after <= FINAL_LINES and not is_past:
                 keys += [(failure.file, None)] if event.role in (LOST, WAITED) else []
                 for key in keys if failure.rank is not None or len(keys) > 1 else ():
                     self.victim_at[key] = min(event.line, self.victim_at.get(key, event.line))
         #: Index of a file -> its first line of an error that says that its cause is elsewhere.
         self.consequence_at: dict[int, int] = {}
-        for failure in self.consequences:
+        for failure in (f for f in self.consequences if not f.event.handled):
             at, line = failure.file, failure.event.line
             self.consequence_at[at] = min(line, self.consequence_at.get(at, line))
         #: Index of a file -> its first line about a worker of Ray that has ended without a word.
@@ -548,6 +548,10 @@ class JobFailures:
         self.late = [f for f in final if loss and f.file != loss.file and precedes(loss, f)]
         late = set(map(id, self.late))
         self.final = [f for f in final if id(f) not in late]
+        # How an attempt before the last one has ended is no end of the job.
+        if self.final or not all(f.event.handled for f in (*self.ended, *self.reports)):
+            self.ended = [f for f in self.ended if not f.event.handled]
+            self.reports = [f for f in self.reports if not f.event.handled]
 
     def _is_victim(self, failure: RankFailure) -> bool:
         """Whether an error follows a lost peer, a timeout or a signal of the same rank."""

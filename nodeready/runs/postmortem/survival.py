@@ -211,6 +211,8 @@ def complained(job: JobFailures) -> Finding | None:
     silent = [f for f in files if not any(s.is_cut or s.is_last for s in f.failures.streams)]
     going = [s.last for file in silent for s in file.failures.streams]
     is_well = any(file.failures.facts.finished for file in files)
+    # The program, and what has started it, say that they have ended well.
+    is_well |= len(files) > 1 and all(file.failures.facts.command_ended for file in files)
     if not rows or is_well or any(map(PHRASES["step"].search, going)):
         return None
     text = rows[0][0].complaint
