@@ -3,6 +3,7 @@
 Each file of blind/ is a draw: its ``jobs`` by name, each with its thread, the answer and its files
 as lines, and ``first_run``: the names that were not right on the first run, each with its outcome.
 ``wrong`` has those that still are; a job that is mended leaves it, and none may come into it.
+Draws before the last `LATEST` are left to the nightly tests: each takes as long as a unit's tests.
 """
 
 import json
@@ -20,6 +21,12 @@ DRAWS = {
     path.stem: json.loads(path.read_text())
     for path in sorted((Path(__file__).parent / "blind").glob("*.json"))
 }
+LATEST = 12
+
+
+def marks_of(draw: str) -> tuple[pytest.MarkDecorator, ...]:
+    is_latest = int(draw.rpartition("-")[2]) > len(DRAWS) - LATEST
+    return () if is_latest else (pytest.mark.nightly,)
 
 
 def cause_of(job: dict[str, Any], directory: Path) -> FirstFailure:
@@ -50,7 +57,12 @@ def outcome(job: dict[str, Any], cause: FirstFailure) -> str:
 
 
 @pytest.mark.parametrize(
-    ("draw", "name"), [(draw, name) for draw, data in DRAWS.items() for name in data["jobs"]]
+    ("draw", "name"),
+    [
+        pytest.param(draw, name, marks=marks_of(draw))
+        for draw, data in DRAWS.items()
+        for name in data["jobs"]
+    ],
 )
 def test_a_job_of_a_stranger_is_judged_as_an_expert_does(draw, name, tmp_path):
     job = DRAWS[draw]["jobs"][name]
