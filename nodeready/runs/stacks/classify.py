@@ -40,6 +40,7 @@ class LinkEnds(NamedTuple):
     direct: tuple[str, ...]  # of the classified thread
     child_ends: tuple[str, ...]  # of the descendants
     all_ends: tuple[str, ...]  # of any connection
+    side_ends: tuple[str, ...] = ()  # of further threads
 
 
 def ends(process: TracedProcess, thread: str) -> LinkEnds | None:
@@ -50,16 +51,17 @@ def ends(process: TracedProcess, thread: str) -> LinkEnds | None:
     if not rows and not far:
         return None
     direct = [text for name, text in rows if name == thread]
-    itself = f"pid {process.pid}"
+    further = (text for name, text in rows if name not in (thread, DESCENDANTS, WHOLE_PROCESS))
+    itself, side = f"pid {process.pid}", tuple(dict.fromkeys(further))
     if set(direct) == {itself}:
         # Another thread of the process serves it and its peers, and waits for their requests.
-        clients = (text for name, text in rows if name not in (thread, DESCENDANTS, WHOLE_PROCESS))
-        direct = [_UNCERTAIN + text for text in dict.fromkeys(clients)]
+        direct = [_UNCERTAIN + text for text in side]
     direct = [text for text in direct if not text.endswith(itself)]
     return LinkEnds(
         tuple(direct),
         tuple(text for name, text in rows if name == DESCENDANTS),
         (*(text for name, text in rows if name == WHOLE_PROCESS), *far),
+        side,
     )
 
 

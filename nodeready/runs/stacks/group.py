@@ -21,7 +21,7 @@ from nodeready.runs.stacks import classify as links
 from nodeready.runs.stacks.causes import call_of
 from nodeready.runs.stacks.classify import MAIN, Classification, StackNumbers, classify, in_kernel
 from nodeready.runs.stacks.document import ChildProcess, Frame, Group, Rank, Stacks, SystemCall
-from nodeready.runs.stacks.hung_job import OddRanks
+from nodeready.runs.stacks.hung_job import GroupLinks, OddRanks
 from nodeready.runs.stacks.odd_threads import ThreadTable
 from nodeready.runs.stacks.trace import Descendant, Trace, TracedProcess
 
@@ -55,6 +55,7 @@ _MAX_COMMAND = 60
 #: Fields of a bucket that are sets.
 _SETS = (
     "stacks", "natives", "thread_stacks", "awaited_threads", "holders", "commands", "numbers",
+    "clients",
 )  # fmt: skip
 
 
@@ -85,6 +86,7 @@ class Bucket:
     ends: dict[links.Place, links.LinkEnds] = field(default_factory=dict)
     # the ranks for which all of them wait; a process without a rank has a negative number
     waits_for: tuple[int, ...] = ()
+    clients: set[int] = field(default_factory=set)  # for whose words further threads wait
     numbers: set[int] = field(default_factory=set)  # its own processes, likewise
     # the stacks of further threads that wait for ranks
     thread_stacks: set[int] = field(default_factory=set)
@@ -512,6 +514,9 @@ def _set_awaited_ranks(job: TracedJob, reader: TraceCollector) -> None:
     waiting_for = links.waited_for(groups, reader.links, rank_of, hints.FOR_RANKS)
     for bucket, waited_ranks in zip(job.buckets.values(), waiting_for, strict=True):
         bucket.waits_for = waited_ranks if bucket.verdict != "progressing" else ()
+        sides = ((node, end) for (node, _), row in bucket.ends.items() for end in row.side_ends)
+        owners = (reader.links.owner(node, end) for node, end in sides)
+        bucket.clients = {rank_of[owner] for owner in owners if owner in rank_of}
 
 
 def _awaited(pairs: Sequence[tuple[Group, Bucket | None]]) -> set[int] | None:
@@ -769,9 +774,11 @@ def _read_witnesses(
     return witness_reader.read_witnesses(observed, processes, moving=2 * moving > count)
 
 
-def _thread_calls(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
-    stacks = bucket.thread_stacks if bucket else ()
-    return frozenset(call_of(table.calls(stack)) for stack in stacks)
+def _links_of(bucket: Bucket | None, table: StackNumbers) -> GroupLinks:
+    if bucket is None:
+        return GroupLinks()
+    calls = frozenset(call_of(table.calls(stack)) for stack in bucket.thread_stacks)
+    return GroupLinks(calls, bucket.waits_for, frozenset(bucket.clients))
 
 
 def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -> Group:
@@ -884,7 +891,7 @@ def _grouped(
         report,
         places,
         OddRanks(*_odd_world(job), unasked, reader.part),
-        [_thread_calls(bucket, reader.stacks) for _, bucket in pairs],
+        [_links_of(bucket, reader.stacks) for _, bucket in pairs],
     )
     paces: list[slow.Pace] = []
     if reader.paces.nodes:

@@ -33,15 +33,24 @@ class OddRanks(NamedTuple):
     part: str
 
 
+class GroupLinks(NamedTuple):
+    """What else is known of whom a group's ranks wait for."""
+
+    calls: frozenset[str] = frozenset()  # the collectives in which further threads wait
+    # the ranks for which all of them wait; a process without a rank has a negative number
+    waits_for: tuple[int, ...] = ()
+    clients: frozenset[int] = frozenset()  # the ranks for whose next words further threads wait
+
+
 class HungJob:
     """The groups of a job by their indexes, their roles by the rules, and all evidence on them."""
 
     def __init__(
         self, groups: Sequence[Group], report: WitnessReport, places: Iterable[tuple[Any, ...]],
-        odd: OddRanks, thread_calls: Sequence[frozenset[str]],
+        odd: OddRanks, links: Sequence[GroupLinks],
     ) -> None:  # fmt: skip
         self.groups, self.report, self.odd = list(groups), report, odd
-        self.thread_calls = thread_calls
+        self.links = links
         self.roles = [group.role for group in groups]
         self.at = {rank: at for at, group in enumerate(groups) for rank in group.ranks}
         self.node_of = {rank: node for node, _, rank, *_ in places}

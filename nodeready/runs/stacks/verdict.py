@@ -19,9 +19,9 @@ from nodeready.agent.witnesses.progress import LOG_COUNTS
 from nodeready.core.text import counted
 from nodeready.runs.stacks import advise, causes, hints, witness_reader
 from nodeready.runs.stacks.classify import THREAD
-from nodeready.runs.stacks.document import Group, Verdict, say
+from nodeready.runs.stacks.document import Group, Suspect, Verdict, say
 from nodeready.runs.stacks.evidence import MAX_LINE, WitnessReport, ranks_of
-from nodeready.runs.stacks.hung_job import HangFinding, HangRule, HungJob, OddRanks
+from nodeready.runs.stacks.hung_job import GroupLinks, HangFinding, HangRule, HungJob, OddRanks
 from nodeready.runs.stacks.witness_reader import GPU_COMPUTES
 
 #: Beginning of the reason of missing ranks that run as another job.
@@ -31,9 +31,8 @@ _SLEEPING_ACTIVITIES = ("collective", "peer", "gpu", "backward")
 #: Calls of one rank to another one; those that receive.
 _PAIRWISE = re.compile(r"^(?:_?i?send|_?i?recv|batch_isend_irecv|(?:send|recv)_\w+)$")
 _RECEIVES = re.compile(r"^_?i?recv(?:_|$)")
-#: A wait for the lock of a file by its owner, and the hint of a wait for one rank.
+#: A wait for the lock of a file by its owner,.
 _HELD_LOCK = re.compile(r"(f?lock of .*|mutex of shared memory), held by pid ")
-_FOR_RANK = re.compile(r"waits for rank (\d+),")
 #: Results of the samples for active ranks.
 _ACTIVE_VERDICTS = ("unsure", "spinning", "progressing")
 #: Verdicts that name a cause.
@@ -43,6 +42,9 @@ _LOOK_LONGER = "look again, longer (--interval)"
 #: Between two samples long work and an endless loop look alike.
 _MOVES = "{who} works, in {at}, {waits}: slow, or in a loop: " + _LOOK_LONGER
 _STANDS = "{who}: {action}; {waits}: {advice}"
+#: A rank that has not called a collective. A thread of its peer has nothing to do, or may have.
+_ASKS = "{who} waits for {peer} in {at}, and a thread of {peer} for it: it has not called {call}"
+_OWES = "{who} waits for {peer} in {at}, {peer} for it in {call}: look at what it asked"
 _ELSEWHERE = "{who} {waits|wait} in {elsewhere}, {count} in {call}: they must agree"
 #: Witnesses that would help.
 _RECORDER, _LOGS = ("flight_recorder",), ("flight_recorder", "logs")
@@ -383,11 +385,10 @@ def holds_lock(job: HungJob) -> HangFinding | None:
     locks: dict[int, str] = {}
     waiting: set[int] = set()
     for at in job.victims:
-        group = job.groups[at]
+        group, holders = job.groups[at], job.links[at].waits_for
         lock = _HELD_LOCK.match(group.waits_on[0]) if len(group.waits_on) == 1 else None
-        holder = _FOR_RANK.match(group.hint)
-        if lock and holder and job.at.get(int(holder[1]), at) in {*job.victims} - {at}:
-            locks[int(holder[1])] = f"the {lock[1]}"
+        if lock and len(holders) == 1 and job.at.get(holders[0], at) in {*job.victims} - {at}:
+            locks[holders[0]] = f"the {lock[1]}"
             waiting.update(group.ranks)
     # Who waits for a lock is the cause only where all do.
     locks = {rank: text for rank, text in locks.items() if rank not in waiting} or locks
@@ -403,8 +404,23 @@ def each_other(job: HungJob) -> HangFinding | None:
     """Ranks wait for single ranks, whose calls need not agree, and which wait for ranks, too."""
     groups = sorted((job.groups[at] for at in job.victims), key=lambda group: group.processes)
     rows = [f"{ranks_of(group.ranks)} in {causes.called(group)}" for group in groups]
-    words = {"rows": _first_two(rows)}
-    return HangFinding(words) if any(group.activity == "rank" for group in groups) else None
+    words, asking = {"rows": _first_two(rows)}, groups[0]
+    if not any(group.activity == "rank" for group in groups):
+        return None
+    calls = {causes.place_of_call(group) for group in groups[1:]}
+    is_one = asking.activity == "rank" and len(asking.ranks) == asking.processes == 1
+    if not (is_one and len(calls) == 1 and all(g.activity == "collective" for g in groups[1:])):
+        return HangFinding(words)
+    # It alone has not called the collective, as it waits for a rank that has.
+    (rank,) = asking.ranks
+    awaited = [other for other in job.links[job.at[rank]].waits_for if other in job.at]
+    answers = [other for other in awaited if rank in job.links[job.at[other]].clients]
+    words |= {"who": ranks_of([rank], asking.nodes), "peer": ranks_of(awaited)}
+    words |= {"at": causes.called(asking), "call": causes.called(groups[-1])}
+    suspects = [job.suspect([rank]), job.suspect(awaited)]
+    if answers:
+        return HangFinding(words, suspects[:1], 1, "late", _ASKS, (), leads=True)
+    return HangFinding(words, suspects, sentence=_OWES)
 
 
 def calls_differ(job: HungJob) -> HangFinding | None:
@@ -417,8 +433,14 @@ def calls_differ(job: HungJob) -> HangFinding | None:
     order, names = sorted(places.values(), key=job.size), {name for name, _ in places}
     few, many = job.groups[order[0][0]], job.groups[order[-1][0]]
     call, other, is_odd = causes.called(few), f"in {causes.called(many)}", False
-    if any(not names.isdisjoint(job.thread_calls[at]) for at in job.victims):
+    suspects: list[Suspect] = []
+    if any(not names.isdisjoint(job.links[at].calls) for at in job.victims):
         end = ", threads in the same: another order of two communicators?"
+    elif few.processes == 1 < many.processes == job.total - 1 and _RECEIVES.match(
+        causes.place_of_call(many)[0]
+    ):
+        # Whoever receives waits for one that receives, or for the only one that does not.
+        end, suspects = ": no rank sends to them", [job.suspect(few.ranks, few.nodes)]
     elif any(map(_PAIRWISE.match, names)) or len(places) > 2:
         end = ": all wait; the flight recorder would show for which rank"
     else:
@@ -435,7 +457,7 @@ def calls_differ(job: HungJob) -> HangFinding | None:
     words = {"who": ranks_of(few.ranks, few.nodes), "call": call, "end": end}
     words["others"] = f"{ranks_of(many.ranks)} {other}"
     kind, missing = ("disagree", _RECORDER) if is_odd else ("unclear", _RAS)
-    return HangFinding(words, number=len(few.ranks), kind=kind, missing=missing)
+    return HangFinding(words, suspects, len(few.ranks), kind, missing=missing)
 
 
 def sign_of_a_node(job: HungJob) -> HangFinding | None:
@@ -534,14 +556,14 @@ RULES = (
 
 def decide(
     groups: Sequence[Group], report: WitnessReport, places: Iterable[tuple[Any, ...]],
-    odd: OddRanks, thread_calls: Sequence[frozenset[str]],
+    odd: OddRanks, links: Sequence[GroupLinks],
 ) -> Decision:  # fmt: skip
     """The verdict on groups in their order of suspicion. places: (node, pid, rank, ...).
-    thread_calls: by group the collectives in which further threads wait
+    links: by group
     """
     if not groups:
         return Decision(None, (), ())
-    job = HungJob(groups, report, places, odd, thread_calls)
+    job = HungJob(groups, report, places, odd, links)
     findings = ((rule, rule.evidence(job)) for rule in RULES)
     rule, finding = next((rule, finding) for rule, finding in findings if finding)
     verdict, leads = rule.verdict(job, finding), finding.leads
