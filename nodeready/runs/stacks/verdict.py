@@ -44,7 +44,10 @@ _MOVES = "{who} works, in {at}, {waits}: slow, or in a loop: " + _LOOK_LONGER
 _STANDS = "{who}: {action}; {waits}: {advice}"
 #: A rank that has not called a collective. A thread of its peer has nothing to do, or may have.
 _ASKS = "{who} waits for {peer} in {at}, and a thread of {peer} for it: it has not called {call}"
-_OWES = "{who} waits for {peer} in {at}, {peer} for it in {call}: look at what it asked"
+_OWES = (
+    "{who} {waits|wait} for {peer} in {at}, {peer} for {it|them} in {call}: look at what "
+    "{it|they} asked"
+)
 _ELSEWHERE = "{who} {waits|wait} in {elsewhere}, {count} in {call}: they must agree"
 #: Witnesses that would help.
 _RECORDER, _LOGS = ("flight_recorder",), ("flight_recorder", "logs")
@@ -404,23 +407,27 @@ def each_other(job: HungJob) -> HangFinding | None:
     """Ranks wait for single ranks, whose calls need not agree, and which wait for ranks, too."""
     groups = sorted((job.groups[at] for at in job.victims), key=lambda group: group.processes)
     rows = [f"{ranks_of(group.ranks)} in {causes.called(group)}" for group in groups]
-    words, asking = {"rows": _first_two(rows)}, groups[0]
-    if not any(group.activity == "rank" for group in groups):
+    words = {"rows": _first_two(rows)}
+    asking = [group for group in groups if group.activity == "rank"]
+    calling = [group for group in groups if group.activity != "rank"]
+    if not asking:
         return None
-    calls = {causes.place_of_call(group) for group in groups[1:]}
-    is_one = asking.activity == "rank" and len(asking.ranks) == asking.processes == 1
-    if not (is_one and len(calls) == 1 and all(g.activity == "collective" for g in groups[1:])):
+    ranks = sorted(rank for group in asking for rank in group.ranks)
+    awaited = {other for rank in ranks for other in job.links[job.at[rank]].waits_for}
+    is_one_call = len({causes.place_of_call(group) for group in calling}) == 1
+    is_one_call &= all(group.activity == "collective" for group in calling)
+    is_one = len(awaited) == 1 and awaited <= {rank for group in calling for rank in group.ranks}
+    if not (is_one and is_one_call and len(ranks) == sum(group.processes for group in asking)):
         return HangFinding(words)
-    # It alone has not called the collective, as it waits for a rank that has.
-    (rank,) = asking.ranks
-    awaited = [other for other in job.links[job.at[rank]].waits_for if other in job.at]
-    answers = [other for other in awaited if rank in job.links[job.at[other]].clients]
-    words |= {"who": ranks_of([rank], asking.nodes), "peer": ranks_of(awaited)}
-    words |= {"at": causes.called(asking), "call": causes.called(groups[-1])}
-    suspects = [job.suspect([rank]), job.suspect(awaited)]
-    if answers:
+    # They alone have not called the collective, as they wait for a rank that has.
+    (peer,) = awaited
+    words |= {"who": ranks_of(ranks, job.nodes_of(ranks)), "peer": ranks_of([peer])}
+    words |= {"at": causes.called(asking[0]), "call": causes.called(calling[0])}
+    suspects = [job.suspect(ranks), job.suspect([peer])]
+    if len(ranks) == 1 and ranks[0] in job.links[job.at[peer]].clients:
         return HangFinding(words, suspects[:1], 1, "late", _ASKS, (), leads=True)
-    return HangFinding(words, suspects, sentence=_OWES)
+    # Of several that ask one, it is rather that one.
+    return HangFinding(words, suspects[:: -1 if ranks[1:] else 1], len(ranks), sentence=_OWES)
 
 
 def calls_differ(job: HungJob) -> HangFinding | None:
