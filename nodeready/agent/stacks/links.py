@@ -139,7 +139,10 @@ def observe(
         return
     shared = frozenset(call.shared for call in calls.values() if call.shared)
     owner_by_pid = {pid: target.owner for pid, target in target_by_pid.items()}
-    unix_peers = waits.unix_peers()
+    # What a call connects to is not yet its peer.
+    pairs = (pair for call in calls.values() for pair in call.sockets)
+    connecting = {address: peer for address, peer in pairs if peer.startswith(waits.UNIX)}
+    unix_peers = {**waits.unix_peers(), **connecting}
     calls_by_pid: dict[int, dict[int, waits.WaitCall]] = {}
     awaited: dict[int, set[tuple[str, str]]] = {}
     for (pid, thread), call in calls.items():

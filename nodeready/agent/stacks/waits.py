@@ -37,8 +37,8 @@ _ESTABLISHED, _SYN_SENT, _LISTEN = 1, 2, 10
 _TCP = ("tcp", "tcp6")
 #: Flag of a listener in /proc/net/unix (__SO_ACCEPTCON of linux/net.h).
 _ACCEPTS = 1 << 16
-#: Prefix of the inode of a Unix socket.
-UNIX = "unix "
+#: Prefix of the inode of a Unix socket; of its name.
+UNIX, _UNIX_SOCKET = "unix ", "the socket "
 # Constants of linux/netlink.h, sock_diag.h, unix_diag.h, inet_diag.h.
 _SOCK_DIAG, _BY_FAMILY, _DUMP, _PEER, _INFO = 4, 20, 0x301, 4, 2
 _PIPED = re.compile(r"pipe_(read|write)")
@@ -307,16 +307,23 @@ class _WaitingThread:
                     return verb, f"connections to {words[-1][:_WIDE]}"
                 self.sockets.append((f"{UNIX}{inode}", ""))
                 name = words[7][:_WIDE] if len(words) > 7 else ""
-                return verb, f"the socket {name}" if name else "a socket of this machine"
+                return verb, f"{_UNIX_SOCKET}{name}" if name else "a socket of this machine"
         return verb, "a socket"
 
     def _connect(self, number: int) -> None:
         data = self._memory(self.arguments[1], min(self.arguments[2] & 0xFFFF, 128))
         peer = address(data)
+        self._descriptor(number, "connect")
         if peer:
-            self.objects.append(peer)
-        else:
-            self._descriptor(number, "connect")
+            self.objects[-1:] = [peer]
+        if peer.startswith(_UNIX_SOCKET) and self.sockets:
+            # The socket of a full listener is not yet connected.
+            name = peer[len(_UNIX_SOCKET) :]
+            rows = contents(f"/proc/{self.pid}/net/unix").splitlines()[1:]
+            listeners = [words for words in map(str.split, rows)
+                         if len(words) > 7 and int(words[3], 16) & _ACCEPTS]  # fmt: skip
+            inodes = [words[6] for words in listeners if words[7].lstrip("@")[:_WIDE] == name]
+            self.sockets[-1:] = [(self.sockets[-1][0], f"{UNIX}{n}") for n in inodes[:1]]
 
     def _descriptor_set(self, kind: str) -> None:
         descriptors: list[tuple[int, str]] = []
@@ -495,7 +502,7 @@ def address(data: bytes) -> str:
         return f"[{socket.inet_ntop(family, data[8:24])}]:{int.from_bytes(data[2:4], 'big')}"
     if family == socket.AF_UNIX:
         name = data[2:].lstrip(b"\0").partition(b"\0")[0].decode("utf-8", "replace")
-        return f"the socket {name[:_WIDE]}" if name else ""
+        return f"{_UNIX_SOCKET}{name[:_WIDE]}" if name else ""
     return ""
 
 

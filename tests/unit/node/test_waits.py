@@ -244,14 +244,19 @@ def test_who_holds_a_lock(pid, holder):
 
 
 def test_the_other_ends_of_what_two_processes_share(tmp_path):
-    """Of a socket of this machine, a connection and a lock."""
+    """Of a socket of this machine, a connection, a lock, and a listener that is full."""
     code = """
 import fcntl
 name, port, number, kind = sys.argv[1:5]
+def connect():
+    for _ in range(2):
+        full = socket.socket(socket.AF_UNIX)
+        full.connect("\\0" + port)
 kinds = [
     lambda: socket.socket(fileno=int(number)).recv(1),
     lambda: socket.create_connection(("127.0.0.1", int(port))).recv(1),
     lambda: fcntl.flock(open(name, "w"), fcntl.LOCK_EX),
+    connect,
 ]
 kinds[int(kind)]()
 """
@@ -264,16 +269,23 @@ kinds[int(kind)]()
         asker.connect(f"{tmp_path}/datagrams")
         bound = f"{waits.UNIX}{os.fstat(datagrams.fileno()).st_ino}"
         assert (bound, "") in waits.sockets(os.getpid(), waits.unix_peers())
-    with open(name, "w") as held, socket.create_server(("127.0.0.1", 0)) as server, ours, theirs:
+    with contextlib.ExitStack() as stack:
+        held, full = stack.enter_context(open(name, "w")), socket.socket(socket.AF_UNIX)
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        for one in (full, ours, theirs):
+            stack.enter_context(one)
+        full.bind(f"\0{server.getsockname()[1]}")
+        full.listen(0)
+        listener = f"{waits.UNIX}{os.fstat(full.fileno()).st_ino}"
         fcntl.flock(held, fcntl.LOCK_EX)
         port = server.getsockname()[1]
         local = waits.unix_peers()
         own = {f"{waits.UNIX}{os.fstat(one.fileno()).st_ino}" for one in (ours, theirs)}
         assert {name: local[name] for name in own} == dict(zip(own, [*own][::-1], strict=True))
-        for kind in range(3):
+        for kind in range(4):
             words = (name, port, theirs.fileno(), kind)
             with waiting(code, *words, pass_fds=[theirs.fileno()]) as process:
-                is_told(process.pid, ".*(a socket of this machine|127.0.0.1|flock).*")
+                is_told(process.pid, ".*(a socket of this machine|127.0.0.1|flock|connect).*")
                 seen = waits.observe({process.pid: [0]}, {}, time.monotonic() + 9)
                 call = seen[process.pid, 0][0]
                 if kind == 0:
@@ -282,8 +294,12 @@ kinds[int(kind)]()
                     mine, peer = call.sockets[0]
                     assert peer == f"127.0.0.1:{port}"
                     assert (mine, peer) in waits.sockets(process.pid, local)
-                else:
+                elif kind == 2:
                     assert call.holders == (os.getpid(),)
+                else:
+                    mine, peer = call.sockets[0]
+                    assert peer == listener
+                    assert (peer, "") in waits.sockets(os.getpid(), {mine: peer})
         assert (f"127.0.0.1:{port}", "") in waits.sockets(os.getpid(), local)
 
 
