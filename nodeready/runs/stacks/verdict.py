@@ -423,11 +423,12 @@ def each_other(job: HungJob) -> HangFinding | None:
     (peer,) = awaited
     words |= {"who": ranks_of(ranks, job.nodes_of(ranks)), "peer": ranks_of([peer])}
     words |= {"at": causes.called(asking[0]), "call": causes.called(calling[0])}
-    suspects = [job.suspect(ranks), job.suspect([peer])]
-    if len(ranks) == 1 and ranks[0] in job.links[job.at[peer]].clients:
+    suspects, clients = [job.suspect(ranks), job.suspect([peer])], job.links[job.at[peer]].clients
+    if len(ranks) == 1 and ranks[0] in clients:
         return HangFinding(words, suspects[:1], 1, "late", _ASKS, (), leads=True)
-    # Of several that ask one, it is rather that one.
-    return HangFinding(words, suspects[:: -1 if ranks[1:] else 1], len(ranks), sentence=_OWES)
+    # Of several that ask one, or where its threads wait for others, it is rather that one.
+    is_peer = clients or len(ranks) > 1
+    return HangFinding(words, suspects[:: -1 if is_peer else 1], len(ranks), sentence=_OWES)
 
 
 def calls_differ(job: HungJob) -> HangFinding | None:
