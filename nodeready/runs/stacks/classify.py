@@ -40,7 +40,7 @@ class LinkEnds(NamedTuple):
     direct: tuple[str, ...]  # of the classified thread
     child_ends: tuple[str, ...]  # of the descendants
     all_ends: tuple[str, ...]  # of any connection
-    side_ends: tuple[str, ...] = ()  # of further threads
+    side_ends: tuple[tuple[str, str], ...] = ()  # of further threads, with their names
 
 
 def ends(process: TracedProcess, thread: str) -> LinkEnds | None:
@@ -51,11 +51,11 @@ def ends(process: TracedProcess, thread: str) -> LinkEnds | None:
     if not rows and not far:
         return None
     direct = [text for name, text in rows if name == thread]
-    further = (text for name, text in rows if name not in (thread, DESCENDANTS, WHOLE_PROCESS))
-    itself, side = f"pid {process.pid}", tuple(dict.fromkeys(further))
+    side = tuple(row for row in rows if row[0] not in (thread, DESCENDANTS, WHOLE_PROCESS))
+    itself = f"pid {process.pid}"
     if set(direct) == {itself}:
         # Another thread of the process serves it and its peers, and waits for their requests.
-        direct = [_UNCERTAIN + text for text in side]
+        direct = [_UNCERTAIN + text for text in dict.fromkeys(text for _, text in side)]
     direct = [text for text in direct if not text.endswith(itself)]
     return LinkEnds(
         tuple(direct),

@@ -55,7 +55,6 @@ _MAX_COMMAND = 60
 #: Fields of a bucket that are sets.
 _SETS = (
     "stacks", "natives", "thread_stacks", "awaited_threads", "holders", "commands", "numbers",
-    "clients",
 )  # fmt: skip
 
 
@@ -86,7 +85,7 @@ class Bucket:
     ends: dict[links.Place, links.LinkEnds] = field(default_factory=dict)
     # the ranks for which all of them wait; a process without a rank has a negative number
     waits_for: tuple[int, ...] = ()
-    clients: set[int] = field(default_factory=set)  # for whose words further threads wait
+    clients: dict[int, str] = field(default_factory=dict)  # as of `GroupLinks`
     numbers: set[int] = field(default_factory=set)  # its own processes, likewise
     # the stacks of further threads that wait for ranks
     thread_stacks: set[int] = field(default_factory=set)
@@ -206,6 +205,7 @@ class Bucket:
                 self._add_local(name, value, ranks)
         self.work = self.work or other.work
         self.ends.update(other.ends)
+        self.clients.update(other.clients)
         self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
         self.is_count_stopped |= other.is_count_stopped
         for call in other.system_calls.values():
@@ -514,9 +514,9 @@ def _set_awaited_ranks(job: TracedJob, reader: TraceCollector) -> None:
     waiting_for = links.waited_for(groups, reader.links, rank_of, hints.FOR_RANKS)
     for bucket, waited_ranks in zip(job.buckets.values(), waiting_for, strict=True):
         bucket.waits_for = waited_ranks if bucket.verdict != "progressing" else ()
-        sides = ((node, end) for (node, _), row in bucket.ends.items() for end in row.side_ends)
-        owners = (reader.links.owner(node, end) for node, end in sides)
-        bucket.clients = {rank_of[owner] for owner in owners if owner in rank_of}
+        for (node, _), row in bucket.ends.items():
+            owners = ((reader.links.owner(node, end), name) for name, end in row.side_ends)
+            bucket.clients |= {rank_of[owner]: name for owner, name in owners if owner in rank_of}
 
 
 def _awaited(pairs: Sequence[tuple[Group, Bucket | None]]) -> set[int] | None:
@@ -778,7 +778,7 @@ def _links_of(bucket: Bucket | None, table: StackNumbers) -> GroupLinks:
     if bucket is None:
         return GroupLinks()
     calls = frozenset(call_of(table.calls(stack)) for stack in bucket.thread_stacks)
-    return GroupLinks(calls, bucket.waits_for, frozenset(bucket.clients))
+    return GroupLinks(calls, bucket.waits_for, bucket.clients)
 
 
 def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -> Group:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -39,7 +39,7 @@ class GroupLinks(NamedTuple):
     calls: frozenset[str] = frozenset()  # the collectives in which further threads wait
     # the ranks for which all of them wait; a process without a rank has a negative number
     waits_for: tuple[int, ...] = ()
-    clients: frozenset[int] = frozenset()  # the ranks for whose next words further threads wait
+    clients: Mapping[int, str] = {}  # the ranks for which further threads wait -> a thread's name
 
 
 class HungJob:

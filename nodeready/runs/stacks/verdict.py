@@ -43,10 +43,12 @@ _LOOK_LONGER = "look again, longer (--interval)"
 _MOVES = "{who} works, in {at}, {waits}: slow, or in a loop: " + _LOOK_LONGER
 _STANDS = "{who}: {action}; {waits}: {advice}"
 #: A rank that has not called a collective. A thread of its peer has nothing to do, or may have.
-_ASKS = "{who} waits for {peer} in {at}, and a thread of {peer} for it: it has not called {call}"
+_ASKS = (
+    "{who} has not called {call}: it waits for {peer} in {at}, whose thread {thread} waits for it"
+)
 _OWES = (
-    "{who} {waits|wait} for {peer} in {at}, {peer} for {it|them} in {call}: look at what "
-    "{it|they} asked"
+    "{who} {waits|wait} for {peer} in {at}, {peer} for {it|them} in {call}{thread}: look at "
+    "what {it|they} asked"
 )
 _ELSEWHERE = "{who} {waits|wait} in {elsewhere}, {count} in {call}: they must agree"
 #: Witnesses that would help.
@@ -425,9 +427,13 @@ def each_other(job: HungJob) -> HangFinding | None:
     words |= {"at": causes.called(asking[0]), "call": causes.called(calling[0])}
     suspects, clients = [job.suspect(ranks), job.suspect([peer])], job.links[job.at[peer]].clients
     if len(ranks) == 1 and ranks[0] in clients:
+        words["thread"] = causes.cut(clients[ranks[0]])
         return HangFinding(words, suspects[:1], 1, "late", _ASKS, (), leads=True)
     # Of several that ask one, or where its threads wait for others, it is rather that one.
     is_peer = clients or len(ranks) > 1
+    threads = (f" (its thread {causes.cut(name)} for {ranks_of([rank])})"
+               for rank, name in clients.items() if rank != peer)  # fmt: skip
+    words["thread"] = next(threads, "")
     return HangFinding(words, suspects[:: -1 if is_peer else 1], len(ranks), sentence=_OWES)
 
 
