@@ -140,8 +140,8 @@ def observe(
     shared = frozenset(call.shared for call in calls.values() if call.shared)
     owner_by_pid = {pid: target.owner for pid, target in target_by_pid.items()}
     # What a call connects to is not yet its peer.
-    pairs = (pair for call in calls.values() for pair in call.sockets)
-    connecting = {address: peer for address, peer in pairs if peer.startswith(waits.UNIX)}
+    ends = (end for call in calls.values() for end in call.sockets)
+    connecting = {address: peer for address, peer in ends if peer.startswith(waits.UNIX)}
     unix_peers = {**waits.unix_peers(), **connecting}
     calls_by_pid: dict[int, dict[int, waits.WaitCall]] = {}
     awaited: dict[int, set[tuple[str, str]]] = {}

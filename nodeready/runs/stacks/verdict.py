@@ -44,11 +44,11 @@ _MOVES = "{who} works, in {at}, {waits}: slow, or in a loop: " + _LOOK_LONGER
 _STANDS = "{who}: {action}; {waits}: {advice}"
 #: A rank that has not called a collective. A thread of its peer has nothing to do, or may have.
 _ASKS = (
-    "{who} has not called {call}: it waits for {peer} in {at}, whose thread {thread} waits for it"
+    "{who} has not called {call}: it waits for {peer} in {at}, and {peer}'s thread {thread} for it"
 )
 _OWES = (
-    "{who} {waits|wait} for {peer} in {at}, {peer} for {it|them} in {call}{thread}: look at "
-    "what {it|they} asked"
+    "{who} {waits|wait} for {peer} in {at}, {peer} for {it|them} in {call}{thread}: "
+    "look at what {it|they} asked"
 )
 _ELSEWHERE = "{who} {waits|wait} in {elsewhere}, {count} in {call}: they must agree"
 #: Witnesses that would help.
