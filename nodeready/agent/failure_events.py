@@ -62,7 +62,7 @@ class FailureEvent:
     call: wire.Name = ""  # function of torch.distributed that raised it, ``all_reduce``; "": none
     went_on: bool = False  # its rank wrote lines after it like those before it
     steps_on: bool = False  # the lines that it stands in end with growing steps
-    # the line after it, or its level, says so, and the log goes on; or the job was started again
+    # the line after it, or its level, says so, and more lines come; or the job was started again
     handled: bool = False
     last_words: wire.Line = ""  # of an end: why, by the last words before it
     is_last: bool = False  # its process has ended by it, and the log has no work after it
@@ -182,7 +182,7 @@ _OF_PROCESS = "gpu", "segfault", "signal"
 _OF_SERVERS = "exception", "network", "timeout", "limit"
 #: The roles of errors that another process has caused.
 _OF_OTHERS = rules.LOST, rules.CONSEQUENCE
-#: Maximum processes that are asked whether a program goes on.
+#: Maximum processes that are asked whether a program continues.
 _WRITERS = 4
 #: Characters of a line that have its level; the outermost calls of an error that nothing has
 #: handled, after which come at most the steps that were still in a buffer.
@@ -405,7 +405,7 @@ def _is_of_request(text: str) -> bool:
 
 
 def is_handled(text: str) -> bool:
-    """Whether a line says that its program has handled an error, and goes on."""
+    """Whether a line says that its program has handled an error, and continues."""
     head = text[:400]
     return bool(rules.PHRASES["handles"].search(head)) and not rules.PHRASES["ends"].search(head)
 
@@ -443,8 +443,8 @@ def _without_survived(lines: Iterable[tuple[int, str]]) -> list[tuple[int, str]]
 @lru_cache(maxsize=1 << 10)
 def complaint(text: str) -> int:
     """How much a line that no row explains tells of an error that ends a program; 0: nothing."""
-    found = (weight for weight, words in _COMPLAINTS if rules.PHRASES[words].search(text))
-    weight = next(found, 0)
+    weights = (weight for weight, words in _COMPLAINTS if rules.PHRASES[words].search(text))
+    weight = next(weights, 0)
     is_none = any(rules.PHRASES[name].search(text) for name in ("no-complaint", "warns"))
     if not weight or is_none or is_handled(text):
         return 0
@@ -838,8 +838,8 @@ class FailureReader:
         if lines and is_vague:
             text_meaning = rules.meaning("\n".join(lines))
             # NCCL repeats its last warning at the end.
-            below = rules.PHRASES["says-below"]
-            after = max((at for at, line in enumerate(lines, 1) if below.search(line)), default=0)
+            refers = rules.PHRASES["says-below"]
+            after = max((at for at, line in enumerate(lines, 1) if refers.search(line)), default=0)
             words = [line for line in lines[after:] if any(map(str.isalpha, line))]
             messages = [line for line in words if not rules.VAGUE.search(line)] or lines[-1:]
             checks = [line for line in messages if rules.PHRASES["check"].search(line)]
@@ -875,10 +875,10 @@ class FailureReader:
         """Add the event of a chain of exceptions: what began it, then what it became."""
         self._end_details(stream)
         chain, stream.chain = stream.chain, []
-        # The program itself goes on without its server.
+        # The program itself works without its server.
         if not chain or all(i.is_telemetry and i.event.kind in _OF_SERVERS for i in chain):
             return
-        # The others say that their cause is elsewhere, without saying where.
+        # Further errors say that their cause is elsewhere, without saying where.
         causes = [item for item in chain if item.event.role != rules.CONSEQUENCE or item.explains]
         if any(item.is_known or item.has_user_frame or item.is_cause for item in causes):
             chain = causes
@@ -1066,8 +1066,8 @@ class FailureReader:
 
     def _last_words(self, stream: _RankStream, ranks: Sequence[int]) -> str:
         """The last words of an error before ranks end: theirs, or those of unknown ranks; ""."""
-        own = [other for rank in ranks for other in self.streams_of_rank.get(rank, [])]
-        return next((words for other in (*own, stream) if (words := other.last_words())), "")
+        streams = [other for rank in ranks for other in self.streams_of_rank.get(rank, [])]
+        return next((words for other in (*streams, stream) if (words := other.last_words())), "")
 
     @staticmethod
     def _is_repeated(stream: _RankStream, key: str, ranks: str) -> bool:
@@ -1225,7 +1225,7 @@ class FailureReader:
                 if event.line in stream.went_on:
                     handled.setdefault(event.text, event.lines_after)
             repeats = stream.went_on - stream.unhandled
-            # Nodes, pods and ranks go on until they miss one of them.
+            # Nodes, pods and ranks work until they miss one of them.
             is_part = stream.is_process or stream.key == _UNKNOWN
             steps_on = stream.steps_on
             # Another rank may write on for long, and a restart writes as before.
@@ -1243,7 +1243,7 @@ class FailureReader:
             }  # fmt: skip
             texts = {e.text for e in stream.events if e.line in survived}
             survived |= {e.line for e in stream.events if e.text in texts and not e.code}
-            # The program says so, and goes on: a step, two other lines or another failure came.
+            # The program says so, and works on: a step, two other lines or another failure came.
             overcome = {
                 line for line, plain in stream.handled.items() if line not in stream.unhandled
                 if max(last_step_at, last_failed_at) > line or stream.plain - plain > 1
@@ -1412,7 +1412,7 @@ def _stream_ranks(stream: _RankStream) -> tuple[int, ...]:
 
 
 def _failing(text: str) -> tuple[int, ...]:
-    """The rank that the words of an error name as the one that failed; (): none."""
+    """The rank that failed by the words of an error; (): none."""
     match = rules.PHRASES["of-rank"].search(text[:MAX_TEXT])
     return (int(match[match.lastindex or 0]),) if match else ()
 
@@ -1455,7 +1455,7 @@ def read_lines(
     """
     learned = lines if len(lines) < 2 * _LEARNED else [*lines[:_LEARNED], *lines[-_LEARNED:]]
     ranks = log_ranks.learn_ranks(learned, pattern=rank_pattern, path=path)
-    # A file has the time of its copy: the year of its own lines says more.
+    # A file has the time of its copy: the year in its lines says more.
     matches = (_YEAR.search(line, 0, STAMP_CHARACTERS) for line in reversed(learned))
     year = next((int(match[1]) for match in matches if match), year)
     reader = FailureReader(year, calendar, ranks)

@@ -8,7 +8,7 @@ A reader learns the prefixes from the lines of a file, and gives the origin of e
 
 A prefix is a column: it repeats over the lines with few values, also behind a time, colours or a
 progress bar. The rows of ``nodeready/knowledge/launchers.toml`` say what its values are. A prefix
-that says what it is (``[rank3]:``, ``[1,3]<stdout>:``) counts at once. A bare number (``3:``)
+that names its value (``[rank3]:``, ``[1,3]<stdout>:``) counts at once. A bare number (``3:``)
 counts if the numbers are ranks: from 0 on without large gaps, several lines each, the same numbers
 at the beginning and at the end, in no order; or if srun itself reports these tasks. Numbers that
 only grow are steps, dates or line numbers; numbers in turns may be GPUs. A launcher's number
@@ -379,8 +379,8 @@ def learn_ranks(lines: Iterable[str], *, pattern: str = "", path: str = "") -> R
 
     pattern: a regular expression that finds the rank in a line, in place of what is learned: its
              group ``rank``, else its first group; groups ``host`` and ``local_rank`` are optional
-    path:    of the file: a path with a rank has the lines of one rank, whatever they quote, unless
-             a launcher's prefixes say otherwise
+    path:    of the file: a path with a rank has the lines of one rank, also those that quote,
+             unless a launcher's prefixes say otherwise
     """
     lines = iter(lines)
     rows = [*islice(lines, MAX_LINES // 2), *deque(lines, MAX_LINES // 2)]
@@ -505,7 +505,7 @@ def _column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int]) ->
     """The form if what it finds are ranks, nodes, or processes: a column of a launcher.
     tasks: that srun itself reports
     """
-    # A column stands in many lines, so that a sample tells quickly that there is none.
+    # A column stands in many lines, so that a sample tells quickly whether there is one.
     sample = texts[:: max(1, len(texts) // 256)]
     if 4 * sum(map(bool, map(form.pattern.match, sample))) < share * len(sample):
         return None
@@ -676,7 +676,7 @@ _GROUP = re.compile(r"([A-Z_]{2,8})(\d{1,4})")
 
 
 def _ranks_of_groups(writers: Iterable[_Writer]) -> dict[_Writer, int]:
-    """The ranks of SGLang's processes, if their number in TP is the rank: each has one of its own,
+    """The ranks of SGLang's processes, if their number in TP is the rank: no two have the same,
     and DP numbers parts of TP. Where DP numbers copies of the model, each copy has all of TP.
     """
     rows = ((writer, dict(_GROUP.findall(writer.host))) for writer in writers)
@@ -714,7 +714,7 @@ def _label_kind(layers: Iterable[Iterable[_Form]], stripped: Iterable[_Prefixes]
     if is_agent and not names:
         return "task"
     if len(names) == 1:
-        # torchrun's prefix has the local rank, the others' the rank.
+        # torchrun's prefix has the local rank, those of further launchers the rank.
         is_local = any(form.name == "host-local" for layer in layers for form in layer)
     else:
         is_local = any(len(labelled) > 1 for labelled in hosts.values())

@@ -56,8 +56,8 @@ class NodeGlances:
     frequency: Seconds  # of the CPUs, as a part of their maximum; 0: not known
     memory_stall: Seconds  # part of the time in which a process waited for memory
     retransmits: Seconds  # parts of the TCP segments that were sent again
-    beside: Line  # the process that used most CPU and is no rank's; "": none of importance
-    beside_cpus: Seconds  # CPUs that it used
+    stranger: Line  # the process that used most CPU and is no rank's; "": none of importance
+    stranger_cpus: Seconds  # CPUs that it used
 
 
 #: Characters of `RankGlances.places`: the thread runs; its call cannot be read. Other places
@@ -336,6 +336,6 @@ def _node_row(before: Any, after: Any, seconds: float) -> dict[str, Any]:
         "frequency": (old["clock"] + new["clock"]) / 2,
         "memory_stall": delta["stalled_s"] / seconds,
         "retransmits": delta["again"] / max(1, delta["sent"]),
-        "beside": name if cpus >= _MIN_CPUS else "",
-        "beside_cpus": max(0.0, cpus),
+        "stranger": name if cpus >= _MIN_CPUS else "",
+        "stranger_cpus": max(0.0, cpus),
     }

@@ -116,7 +116,7 @@ class JobEvidence:
 
 #: Who reports failures: source of an event -> what it sees.
 _REPORTERS = knowledge.rows("reporters")
-#: Who reports a rank of which it heard nothing.
+#: Who reports a rank that sent no heartbeat.
 COORDINATOR = "the coordinator"
 
 
@@ -214,7 +214,7 @@ class RankFinder:
             lasts = [s.last_s for s in file.failures.streams if s.last_s is not None]
             ends.setdefault(file.node, []).extend(lasts)
         self.clocks = JobClocks(evidence.clocks, evidence.clock_steps, ends)
-        #: Whether each task of Slurm starts the ranks of its node, and so is none itself.
+        #: Whether each task of Slurm starts the ranks of its node, and so is no rank itself.
         self.has_node_launchers = any(
             reporter_of(event.source).get("of_node")
             for file in evidence.files for event in file.failures.events
@@ -254,7 +254,7 @@ class RankFinder:
         self._add_pids_of_logs()
 
     def _add_pids_of_logs(self) -> None:
-        """Add the processes that one rank's log alone names; a fault's node by its own name."""
+        """Add the processes that a single rank's log names; a fault's node by its own name."""
         ranks_of: dict[tuple[str, int], set[int | None]] = {}
         for file in self.evidence.files:
             file_rank = self.file_rank(file)

@@ -163,7 +163,7 @@ def _quoted(
 
 def _has_other_error(job: JobFailures) -> bool:
     """Whether a rank has an error that no kill for memory explains."""
-    # What a program says after a process of its own has died is of that.
+    # What a program says after one of its processes has died is of that.
     died = {f.file: f.event.line for f in job.consequences if f.event.has_phrase("died")}
     return any(
         f.event.kind != "oom" and _KILLED_WORKER not in f.event.text
@@ -221,7 +221,7 @@ def consequence(job: JobFailures) -> Finding | None:
     # What the job itself has ended says less than a connection that broke before.
     if job.losses:
         failures = [f for f in failures if not f.event.has_phrase("by-the-job")]
-    # A launcher knows no more than that one of its ranks has ended, and a name says less.
+    # A launcher knows only that some rank of its has ended, and a name says less.
     is_quoted = all(
         f.is_by("is_unnamed") or f.event.has_phrase("wraps") or " " not in f.event.text
         for f in failures

@@ -21,7 +21,7 @@ from nodeready.runs.stacks.witness_reader import read_witnesses
 _PAIRWISE = frozenset(("send", "recv", "isend", "irecv", "batch_isend_irecv"))
 _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
 #: The rank from which NCCL's id did not come (ProcessGroupNCCL.cpp, broadcastUniqueNCCLID); the
-#: rank whose answer did not come to the others (ProcessGroupGloo.cpp, monitoredBarrier).
+#: rank whose answer did not come to its peers (ProcessGroupGloo.cpp, monitoredBarrier).
 _AWAITED = re.compile(r"retrieving ncclUniqueId from \[(\d{1,7})\]")
 _BARRIER = re.compile(r"monitoredBarrier, but .{1,60} from rank (\d{1,7})\b")
 #: The ranks that Horovod's stall inspector marks (stall_inspector.cc).

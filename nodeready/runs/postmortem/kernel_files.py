@@ -23,7 +23,7 @@ from nodeready.agent.witnesses.kernel_log import (
 from nodeready.runs.postmortem.clocks import ClockStep, clock_step
 from nodeready.runs.postmortem.evidence import NodeFault
 
-#: The names of such files; the first two are believed whatever their lines are.
+#: The names of such files; the first two are believed with any lines.
 _NAMED = re.compile(
     r"(?:^|/)kernel/([\w.-]+?)(?:\.(?:txt|log))?$|(?:^|/)([\w.-]+?)\.kernel\.(?:txt|log)$"
 )
@@ -72,7 +72,7 @@ def named_node(name: str) -> str | None:
 
 
 def is_certain(name: str) -> bool:
-    """Whether a file of this name is a kernel's log, whatever its lines are."""
+    """Whether a file of this name is a kernel's log, with any lines."""
     return _NAMED.search(name) is not None
 
 
@@ -102,7 +102,7 @@ def read_kernel_file(node: str, text: str, mtime_s: float) -> KernelFile:
     """The lines of the kernel in this text."""
     lines = tuple(split_line(row) for row in text.splitlines() if row.strip())
     if any(line.head for line in lines):
-        # A line without a time continues the one before it: a user may have written it.
+        # A line without a time continues the line before it: a user may have written it.
         lines = tuple(line for line in lines if line.head)
     return KernelFile(node, lines, mtime_s)
 
@@ -112,7 +112,7 @@ def faults(
 ) -> Iterator[NodeFault]:
     """The faults that the kernels report.
 
-    nodes: the job's, of which a file that names none is the log of the only one
+    nodes: the job's; a file that names none is the log of the only node
     end_s: the last time in the job's logs; None: they have none
     """
     names = {name.partition(".")[0].lower(): name for name in nodes if name}
@@ -161,7 +161,7 @@ def _faults(
 ) -> Iterator[tuple[str, NodeFault]]:
     """The host that each line names, and the fault."""
     cgroup, victim = "", 0
-    # Lines without seconds since boot are records of their own.
+    # Lines without seconds since boot are separate records.
     rows = [
         (-number if line.boot_s is None else line.boot_s, line.text, line)
         for number, line in enumerate(file.lines, 1)

@@ -96,7 +96,7 @@ def lost_peers(job: JobFailures) -> Finding | None:
     ended_ranks = ranks_in(f for f in job.reports if f.is_by("of_all"))
     lost_ranks = {(f.rank, f.rank is None and f.event.line) for f in errors}
     is_told |= 1 < len(job.ranks) == len(ended_ranks) <= len(lost_ranks)
-    # The other end was on the same node, and torchrun itself has ended all other ranks there.
+    # The opposite end was on the same node, and torchrun itself has ended all other ranks there.
     sent = ranks_in(f for f in job.ended if f.event.source == "torchrun")
     node_of = _node_of_address(job)
     is_near = any(_peer(f) for f in errors) and all(_peer(f) in ("", *node_of) for f in errors)
@@ -107,15 +107,15 @@ def lost_peers(job: JobFailures) -> Finding | None:
     if is_told:
         sentence = "no rank is known to be first: {error}"
         finding = replace(finding, kind="network", sentence=sentence)
-    # A launcher of all ranks says that these ended by it, and none of the others.
+    # A launcher of all ranks says that these ended by it, and no further rank.
     ranks = ranks_in(peerless)
     is_whole = job.finder.is_one_node and set() < ranks < job.ranks
     # torch.multiprocessing says which process failed first, and has its words alone.
     is_only = job.finder.is_one_node and not job.logged and len(errors) == len(ranks) == 1
     is_only &= errors[0].event.local_rank is not None
     # Who sees all ranks has seen none end before the only one that lost its link.
-    seen = [f for f in job.reports if f.is_by("of_all")]
-    is_first = len(ranks) == 1 and {f.rank for f in seen[:1]} == ranks
+    reports = [f for f in job.reports if f.is_by("of_all")]
+    is_first = len(ranks) == 1 and {f.rank for f in reports[:1]} == ranks
     is_whole &= ranks == ranks_in(job.reports)
     if errors == peerless and (is_whole or is_only or is_first):
         nodes = job.nodes_of(ranks)
@@ -134,7 +134,7 @@ def _errors(job: JobFailures, keys: Sequence[str]) -> list[tuple[RankFailure, st
 
 
 def _peer(failure: RankFailure) -> str:
-    """The address of the other end of the connection that an error is about; "": not said."""
+    """The address of the opposite end of the connection that an error is about; "": not known."""
     match = _PEER.search(failure.event.text)
     return (match[1] or match[2]) if match else ""
 

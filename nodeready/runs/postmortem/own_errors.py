@@ -49,7 +49,7 @@ _SAME_FAULT_S = 60.0
 def own_error(job: JobFailures) -> Finding | None:
     """An error that no other rank's end has caused."""
     errors = [f for f in job.final if not _is_mismatch(f)]
-    # What others' steps have survived, and nobody says again, is no cause beside another error.
+    # What other ranks' steps have survived, and no line repeats, is no cause beside another error.
     texts = {f.event.text for f in errors if not f.event.steps_on}
     errors = [f for f in errors if f.event.text in texts] or errors
     # Who says only that a rank has ended, where its own log has the signal.

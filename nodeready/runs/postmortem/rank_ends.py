@@ -110,7 +110,7 @@ def killed(job: JobFailures) -> Finding | None:
     order.sort(key=lambda f: (
         has_signals and not signal_of(f.event.code) and f.event.source != "srun",
         f.rank is None,
-        # mpirun kills the other ranks, and tells it of them, too.
+        # mpirun kills all further ranks, and tells it of them, too.
         (f.rank is None or f.event.source == "mpirun") and signal_of(f.event.code) == 9,
         f.time_s or 0.0,
         f.event.source not in ("torchrun-root", "srun", "mpirun"),
@@ -242,7 +242,7 @@ def _is_launcher(job: JobFailures, failure: RankFailure) -> bool:
 
 
 def _doubts(job: JobFailures, number: int) -> tuple[str, tuple[str, ...]]:
-    """What speaks against a signal as a cause of its own, "": nothing; what would tell more."""
+    """What speaks against a signal as the cause, "": nothing; what would tell more."""
     missing = ("where it crashed: nodeready cores",) * (number in (4, 6, 7, 8, 11))
     if number == signal.SIGBUS:
         # A process gets it where a file that it has mapped cannot be written or read.
@@ -309,10 +309,10 @@ def ended(job: JobFailures) -> Finding | None:
         return Finding(for_=lines_of(launchers) + lines, sentence=sentence, words=words)
     own_ends = [f for f in job.ended if f.event.source in ("", "error-file", "shell")]
     failures = own_ends or [f for f in job.reports if signal_of(f.event.code) in STOPS]
-    # A launcher of all ranks ends the others when one has ended.
-    told = [f for f in failures if f.is_by("of_all") and not own_ends]
-    is_sent = bool(told) and any(
-        f.file == told[0].file and f.event.line < told[0].event.line
+    # A launcher of all ranks ends all when one has ended.
+    orders = [f for f in failures if f.is_by("of_all") and not own_ends]
+    is_sent = bool(orders) and any(
+        f.file == orders[0].file and f.event.line < orders[0].event.line
         for f in (*job.reports, *job.losses) if f not in failures
     )  # fmt: skip
     if not failures or is_sent:

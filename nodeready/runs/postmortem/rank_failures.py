@@ -287,14 +287,14 @@ def with_ranks_of_devices(
         if (failure.rank, failure.event.role) == (None, FAILED)
         and (match := _DEVICE.search(failure.event.text))
     }  # fmt: skip
-    # The programs of which a process sees a further device.
+    # The programs whose processes see a further device.
     programs = {
         (failures[at].file, _chain(failures[at])) for at, device in devices.items() if device
     }
     counts = Counter(devices.values())
     texts = (match for f in failures if (match := _LOCAL_RANK.search(f.event.text)))
     named = {*job_ranks, *(int(match[1]) for match in texts)}
-    # The one that failed may have written no line with its rank.
+    # The rank that failed may have written no line with its number.
     last = max(named, default=0) + (len(named) > 1)
     ends = ranks_in(
         f for f in failures
@@ -405,7 +405,7 @@ def _assigned(
 ) -> dict[int, set[int]]:
     """The line of an error -> its ranks, of the errors and ends of one kind in a log."""
     roots = [f for f in ends if f.event.source == "torchrun-root"]
-    # Of several launchers, the one whose ranks ended first.
+    # Of several launchers, that whose ranks ended first.
     earliest = min(roots, key=lambda f: f.latest_s, default=None)
     if earliest and all(f is earliest or precedes(earliest, f) for f in roots):
         roots = [earliest]
@@ -416,7 +416,7 @@ def _assigned(
     is_most = 2 * len(errors) >= len(ranks) or all(f.is_by("is_copy") for f in ends)
     is_shared = not is_lost and len(texts) == len(codes) == 1 and is_most
     if is_shared and 1 < len(errors) < len(ranks):
-        # The lines of the others are lost, or mixed with these.
+        # The lines of further ranks are lost, or mixed with these.
         ranks_of_lines = {f.event.line: {rank} for f, rank in zip(errors, ranks, strict=False)}
         return ranks_of_lines | {errors[-1].event.line: {*ranks[len(errors) - 1 :]}}
     if is_lost or len(errors) < len(ranks):
@@ -431,7 +431,7 @@ def _assigned(
         return {f.event.line: first_ranks for f in errors} if len(first_ranks) == 1 else {}
     if len(texts) == 1 and all(f.event.text[:8] != ASSERT for f in errors):
         return {f.event.line: {rank} for f, rank in zip(errors, ranks, strict=False)}
-    # Several lines of one fault; a process with an exception of its own may be another one.
+    # Several lines of one fault; a process with a different exception may be another one.
     kinds = {f.event.kind for f in errors}
     is_fault = len(texts) < 2 or (len(kinds) == 1 and "exception" not in kinds)
     is_fault |= all(
@@ -505,7 +505,7 @@ class JobFailures:
         self.all = _without_reason(self.all)
         by_role = {role: [f for f in self.all if f.event.role == role] for role in ROLES}
         self.lost, self.waited, self.ended = by_role[LOST], by_role[WAITED], by_role[ENDED]
-        # A warning of a wait is overcome when its rank goes on.
+        # A warning of a wait is overcome when its rank continues.
         self.waited = [f for f in self.waited if is_final(f) or not f.event.is_warning]
         self.consequences = by_role[CONSEQUENCE]
         #: The lost peers, and all that others have caused, that are more than a warning.

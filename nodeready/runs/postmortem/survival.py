@@ -27,7 +27,7 @@ from nodeready.runs.postmortem.rank_failures import JobFailures, equal_failures
 
 #: Seconds after a GPU's fault in which a program may still write the steps before it.
 _AFTER_FAULT_S = 60.0
-#: How often a worker is started again in vain.
+#: How often a worker is started again without success.
 _RESTARTS_IN_VAIN = 3
 #: Lines after the end of a job, or after a connection that closes then, in which another lost one
 #: belongs to it; plain lines after an error in a log of unknown ranks from which on its rank went
@@ -53,7 +53,7 @@ def survived(job: JobFailures) -> Finding | None:
         id(f) for f in failures
         if f.is_by(again) or (managers and f.file >= 0 and f.file not in managers)
     }  # fmt: skip
-    # Steps go on after all failures, and nothing else reports an end.
+    # Steps follow all failures, and nothing else reports an end.
     ends_alone = [
         f for f in (*job.reports, *job.ended)
         if not (f.event.steps_on or f.event.handled) and (f.file < 0 or f.file in job.last_files)
@@ -87,7 +87,7 @@ def survived(job: JobFailures) -> Finding | None:
             (f.event.kind in ("environment", "limit") and working - {f.file})
             or (f.event.kind == "limit" and job.logged)
         ))
-        # A connection is tried again, or a worker started again, and the other lines of its file
+        # A connection is tried again, or a worker started again, and further lines of its file
         # tell that it came.
         and not (
             (f.event.is_warning or (f.event.has_phrase("restarts") and is_rare))

@@ -34,7 +34,7 @@ class OddRanks(NamedTuple):
 
 
 class GroupLinks(NamedTuple):
-    """What else is known of whom a group's ranks wait for."""
+    """What else is known of the waits of a group's ranks."""
 
     calls: frozenset[str] = frozenset()  # the collectives in which further threads wait
     # the ranks for which all of them wait; a process without a rank has a negative number

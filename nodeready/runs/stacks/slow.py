@@ -373,8 +373,8 @@ class _CauseFinder(NamedTuple):
         if excess["queued_s"] >= lag / 2:
             text = f"it had no CPU for {pace.part('queued_s'):.0%} of the time although it was "
             node = self.nodes.get(pace.node)
-            culprit = f"; {node.beside} takes {node.beside_cpus:.1f} CPUs" if node else ""
-            texts += [f"{text}ready to run{culprit if node and node.beside else ''}"]
+            culprit = f"; {node.stranger} takes {node.stranger_cpus:.1f} CPUs" if node else ""
+            texts += [f"{text}ready to run{culprit if node and node.stranger else ''}"]
         if excess["faults"] >= _MIN_FAULTS:
             faults = f"{pace.part('faults'):.0f} page faults a second"
             texts += [f"its memory comes from a disk: {faults}"]

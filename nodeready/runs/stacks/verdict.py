@@ -429,7 +429,7 @@ def each_other(job: HungJob) -> HangFinding | None:
     if len(ranks) == 1 and ranks[0] in clients:
         words["thread"] = causes.cut(clients[ranks[0]])
         return HangFinding(words, suspects[:1], 1, "late", _ASKS, (), leads=True)
-    # Of several that ask one, or where its threads wait for others, it is rather that one.
+    # Where several ask the peer, or its threads wait for other ranks, the peer comes first.
     is_peer = clients or len(ranks) > 1
     threads = (f" (its thread {causes.cut(name)} for {ranks_of([rank])})"
                for rank, name in clients.items() if rank != peer)  # fmt: skip
@@ -453,7 +453,7 @@ def calls_differ(job: HungJob) -> HangFinding | None:
     elif few.processes == 1 < many.processes == job.total - 1 and _RECEIVES.match(
         causes.place_of_call(many)[0]
     ):
-        # Whoever receives waits for one that receives, or for the only one that does not.
+        # A rank that receives waits for another one that does, or for the only one that does not.
         end, suspects = ": no rank sends to them", [job.suspect(few.ranks, few.nodes)]
     elif any(map(_PAIRWISE.match, names)) or len(places) > 2:
         end = ": all wait; the flight recorder would show for which rank"

@@ -507,7 +507,7 @@ def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
 
 
 def _comes_often(fault: KernelFault) -> bool:
-    """Whether so many messages came a day as make its row a fault."""
+    """Whether enough messages came a day to make its row a fault."""
     rule = None if fault.code is not None else xids.find_rule(fault.text)
     seconds = (fault.last_s or 0) - (fault.first_s or 0)
     return rule is None or fault.count * _DAY_S >= rule.least * max(seconds, _DAY_S)

@@ -23,7 +23,7 @@ _RANK = {
 }  # fmt: skip
 _NODE = {
     "seconds": 60.0, "steal": 0.0, "frequency": 0.0, "memory_stall": 0.0,
-    "retransmits": 0.0, "beside": "", "beside_cpus": 0.0,
+    "retransmits": 0.0, "stranger": "", "stranger_cpus": 0.0,
 }  # fmt: skip
 
 
