@@ -175,7 +175,8 @@ function read_line(  text, inside, key, size) {{
         }}
         return
     }}
-    if (match(text, /{_NAMED}/) && RSTART <= 16) return
+    # Only the first process has this number.
+    if (text !~ /^systemd\[1\]: / && match(text, /{_NAMED}/) && RSTART <= 16) return
     # Open modules of 535 write "NVRM FUNCTION: ".
     if (text ~ /^NVRM [A-Za-z_0-9]+: /) text = "NVRM: " substr(text, 6)
     if (text ~ /^NVRM: |^amdgpu [0-9]|^\[drm\] amdgpu kernel/) driven = 1
