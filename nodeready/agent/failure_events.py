@@ -311,12 +311,18 @@ class _RankStream:
             steps += _is_work(text, counts)
             if number <= line or steps >= _STEPS:
                 break
-            lines += [text.strip()] if _shape(text) or complaint(text) else []
+            weight = complaint(text)
+            # A call within the one that failed says less, unless it has the answer of the system.
+            is_inner = weight < _EXPLAINED and rules.PHRASES["inner-call"].search(text)
+            lines += [text.strip()] if not is_inner and (weight or _shape(text)) else []
         weights = [complaint(text) for text in lines]
         weight = max(weights, default=0)
         last = weights.index(weight) if weight else 0
-        run = takewhile(weight.__eq__, weights[last:])
-        return lines[last + len(list(run)) - 1] if weight else ""
+        first = last + len(list(takewhile(weight.__eq__, weights[last:]))) - 1
+        # The line after a first line that says nothing says it.
+        is_vague = first > last and rules.VAGUE.search(lines[first])
+        words = " ".join(lines[first - 1 : first + 1][::-1] if is_vague else lines[first:][:1])
+        return words if weight else ""
 
     def cause(self, line: int) -> str:
         """What the system has answered before the line of an error, but for further words of an

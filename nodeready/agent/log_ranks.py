@@ -553,10 +553,13 @@ def _is_column(form: _Form, texts: Sequence[str], share: float, tasks: Set[int])
     falls = [after for before, after in changes if after < before]
     # srun writes all labels equally wide, and reports the ends of some tasks alone.
     width = len(str(max(tasks, default=0)))
-    is_padded = bool(falls) and width > 1 and len(widths) == 1 and width <= min(widths)
-    if form.name == "srun" and distinct and (distinct <= tasks or (tasks and is_padded)):
-        # Three that only grow may be steps.
-        return len(numbers) >= share * len(texts) and (len(distinct) < 3 or bool(falls))
+    is_wide = width > 1 and len(widths) == 1 and width <= min(widths)
+    if form.name == "srun" and distinct and (distinct <= tasks or (tasks and is_wide and falls)):
+        # Three that only grow may be steps: those are hardly padded, each in several lines.
+        is_padded = is_wide and len(str(min(distinct))) < width
+        is_repeated = is_padded and len(numbers) > 4 * len(distinct)
+        is_clear = len(distinct) < 3 or bool(falls) or is_repeated
+        return len(numbers) >= share * len(texts) and is_clear
     # Such a launcher writes all lines.
     share = share if form.learned == "numbers" else max(share, 0.8)
     is_frequent = len(numbers) >= max(2 * len(distinct), share * len(texts))

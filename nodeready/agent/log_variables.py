@@ -48,6 +48,10 @@ _RANK_PID = re.compile(
     r"(?<!ocal )(?<!ode )(?<!roup )\b[Rr]ank[ =:#]{0,2}(\d{1,7})\b\W{1,4}"
     r"(?:[Pp][Ii][Dd][ =:]{1,2})?(\d{2,9})\b(?![.:/])"
 )
+#: Of a report about a worker of a group, the number of its process, and in the next line its name
+#: with the numbers of its node, of which the first has the first ranks, and on it: ``Worker_0:5``.
+_WORKER_PID = re.compile(r"^\s*pid: (\d{2,9})\s*$")
+_WORKER_NAME = re.compile(r"^\s*name: \w{0,200}_0:(\d{1,5})\s*$")
 #: What tells of a process with its local rank: the command with which a launcher starts it, or a
 #: list of processes, as ``ps`` writes it; and what names all of a node in the order of these.
 _SPAWNED = re.compile(
@@ -141,6 +145,9 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
     program_finished = manager_finished = 0
     renamed, killed = dict[int, set[int]](), Counter[str]()
     for number, line in enumerate(lines, 1):
+        if "pid: " in line:
+            rows = lines[number - 1 : number + 1]
+            _add_worker(pids, *(split(row[:_MAX_LINE]).text for row in rows))
         if room and any(map(line.__contains__, _PID_NEEDLES)):
             room -= 1
             for rank, pid in _RANK_PID.findall(line[:_MAX_LINE]):
@@ -199,6 +206,13 @@ def _served(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> tuple[i
             answers += match is not None and match[match.lastindex or 0] == "2"
             served = started if answers == _ANSWERS else served
     return served, server if served else ""
+
+
+def _add_worker(pids: dict[str, LogPid], line: str, name: str = "") -> None:
+    """Add the process that two lines of a report about a worker of a group name."""
+    pid, worker = _WORKER_PID.match(line), _WORKER_NAME.match(name)
+    if pid and worker and (pid[1] not in pids or pids[pid[1]].rank is None):
+        pids[pid[1]] = LogPid(int(pid[1]), int(worker[1]), None, "")
 
 
 def _add_launched(

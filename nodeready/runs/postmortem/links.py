@@ -61,7 +61,7 @@ def fabric(job: JobFailures) -> Finding | None:
     # The only rank that its watchdog and its launcher say to have ended by it.
     ended_ranks = ranks_in(f for f in job.reports if signal_of(f.event.code) not in STOPS)
     is_only = len(ended_ranks) == 1 and ended_ranks == ranks_in(job.losses)
-    if is_only and not (ranks or witnesses) and nodes == job.nodes_of(ended_ranks):
+    if is_only and not ranks and nodes == job.nodes_of(ended_ranks):
         ranks = ended_ranks
     place = ""
     if links and (shared := set(links[0]).intersection(*links)):
@@ -196,5 +196,6 @@ def _links(job: JobFailures, failures: Sequence[RankFailure]) -> list[tuple[str,
     for failure, _, peer in ends:
         if peer and failure.node:
             first, second = sorted((failure.node, node_of.get(peer, peer)))
-            links[first, second] = None
+            # Each node has the address of a bridge: it tells of no pair.
+            links |= {(first, second): None} if first != second else {}
     return list(links)

@@ -73,7 +73,24 @@ def own_error(job: JobFailures) -> Finding | None:
         # A process aborts when its coordinator misses another one.
         and not (f.event.kind == "signal" and told_at.get(f.file, f.event.line) < f.event.line)
     ]  # fmt: skip
-    return first_error(job, named or coordinators or errors)
+    # Each process that the coordinator tells writes the same.
+    missed = [f for f in job.own_errors if f.event.source == COORDINATOR]
+    return first_error(job, _with_missed_rank(named, missed) or coordinators or errors)
+
+
+def _with_missed_rank(
+    errors: Sequence[RankFailure], coordinators: Sequence[RankFailure]
+) -> list[RankFailure]:
+    """The errors; those of one kind and of unknown rank get the only rank that coordinators miss,
+    if these say so in the same log and after them.
+    """
+    ranks, kinds = ranks_in(coordinators), {f.event.kind for f in errors}
+    if len(ranks) != 1 or len(kinds) != 1 or len({f.file for f in (*errors, *coordinators)}) != 1:
+        return [*errors]
+    is_before = max(f.event.line for f in errors) < min(f.event.line for f in coordinators)
+    if not is_before or any(f.rank is not None or f.event.source for f in errors):
+        return [*errors]
+    return [f._replace(rank=rank) for f in errors for rank in ranks]
 
 
 def _is_mismatch(failure: RankFailure) -> bool:
