@@ -479,22 +479,6 @@ def ranks_in(failures: Iterable[RankFailure]) -> set[int]:
     return {f.rank for f in failures if f.rank is not None}
 
 
-def _without_retries(
-    errors: Iterable[RankFailure], failures: Iterable[RankFailure]
-) -> list[RankFailure]:
-    """The errors without warnings of a connection whose rank failed otherwise after them."""
-    last_at: dict[tuple[int, int | None], int] = {}
-    for failure in failures:
-        if not failure.event.is_warning:
-            key = failure.file, failure.rank
-            last_at[key] = max(failure.event.line, last_at.get(key, 0))
-    return [
-        f for f in errors
-        if not (f.event.is_warning and f.event.kind == "network")
-        or last_at.get((f.file, f.rank), 0) < f.event.line
-    ]  # fmt: skip
-
-
 class JobFailures:
     """The failures of a job by their roles, without those that follow from others."""
 
@@ -552,9 +536,7 @@ class JobFailures:
                 self.died_at.setdefault(failure.file, failure.event.line)
         #: The errors of ranks' own. An error of an earlier attempt counts where the last attempt
         #: has none.
-        self.own_errors = _without_retries(
-            (f for f in by_role[FAILED] if not self._is_victim(f)), self.all
-        )
+        self.own_errors = [f for f in by_role[FAILED] if not self._is_victim(f)]
         self.last_files = last_attempt(evidence)
         last_errors = [f for f in self.own_errors if f.file in self.last_files]
         self.own_errors = last_errors or self.own_errors
