@@ -1446,7 +1446,11 @@ def _structured(line: str) -> list[str]:
 
 #: Lines at the beginning and at the end of a file from which its prefixes and year are learned.
 _LEARNED = 2000
-_YEAR = re.compile(r"\b(20\d\d)[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d")
+#: In a time of ISO 8601, or of glog, whose fatal lines may lack it.
+_YEAR = re.compile(
+    r"\b(?:(?=20\d\d[-/]\d\d[-/]\d\d[T _])|[IWEF](?=20\d{6} ))(20\d\d)[-/\d]{4,6}[T _]"
+    r"\d\d:\d\d:\d\d"
+)
 
 
 def read_lines(

@@ -22,6 +22,7 @@ from pathlib import Path
 from nodeready.agent import users_file
 from nodeready.agent.log_bytes import UnreadableLogError, read_bytes
 from nodeready.agent.log_lines import utc_calendar
+from nodeready.agent.log_ranks import named_ranks
 from nodeready.agent.postmortem import END_BYTES, HEAD_BYTES, file_failures
 from nodeready.core.text import counted
 from nodeready.runs.incident import DOCUMENT
@@ -246,9 +247,10 @@ def _special_reason(path: str, kind: str) -> str:
 
 
 def _node(name: str) -> str:
-    """The node of a file: the first directory of its name."""
+    """The node of a file: the first directory of its name, unless that is of a rank."""
     first, slash, _ = name.partition("/")
-    return first if slash and not _NO_NODES.fullmatch(first) else ""
+    is_of_rank = any(rank is not None for rank in named_ranks(first))
+    return first if slash and not (_NO_NODES.fullmatch(first) or is_of_rank) else ""
 
 
 def _add_faults(evidence: JobEvidence, kernels: list[KernelFile]) -> None:

@@ -20,6 +20,12 @@ from nodeready.runs.stacks.witness_reader import read_witnesses
 #: Functions of torch.distributed in which the ranks of a group rightly differ.
 _PAIRWISE = frozenset(("send", "recv", "isend", "irecv", "batch_isend_irecv"))
 _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
+#: A rank that waits in the first barrier of a job's store, the ranks of the job, and those that
+#: have come (distributed_c10d.py, _store_based_barrier).
+_STORE_BARRIER = re.compile(
+    r"in store based barrier .{0,40}rank: (\d{1,7}), (?:for )?key: store_based_barrier_key:1 "
+    r"\(world_size=(\d{1,7}), worker_count=(\d{1,7}),"
+)
 #: The rank from which NCCL's id did not come (ProcessGroupNCCL.cpp, broadcastUniqueNCCLID); the
 #: rank whose answer did not come to its peers (ProcessGroupGloo.cpp, monitoredBarrier).
 _AWAITED = re.compile(r"retrieving ncclUniqueId from \[(\d{1,7})\]")
@@ -88,6 +94,12 @@ def _late_ranks(job: JobFailures) -> tuple[set[int], str]:
     absent = set(range(int(match[2]))) - job.ranks if match else set[int]()
     if match and absent and len(absent) == int(match[2]) - int(match[1]):
         return absent, f"no log names {ranks_of(absent)}, and only the others had come"
+    stores = [m for m in (_STORE_BARRIER.search(f.event.text) for f in job.waited) if m]
+    came = {int(match[1]) for match in stores}
+    if stores and len(came) == max(int(match[3]) for match in stores):
+        absent = set(range(int(stores[0][2]))) - came
+        if absent:
+            return absent, f"only {ranks_of(came)} came to the barrier of the store"
     sources = (_AWAITED.search(f.event.text) for f in job.waited)
     awaited = {int(source[1]) for source in sources if source} - waiting
     if awaited:

@@ -204,8 +204,10 @@ def _went_on(job: JobFailures) -> bool:
 def complained(job: JobFailures) -> Finding | None:
     """The last words of a log are of an error that no row explains, and no other log has steps."""
     files, has_failed = job.evidence.files, any(step.code for step in job.evidence.steps)
+    at_finalize = PHRASES["at-finalize"].search
     rows = [(s, file) for file in files for s in file.failures.streams
-            if s.is_cut or (s.complaint and (has_failed or s.is_last))]  # fmt: skip
+            if (s.is_cut or (s.complaint and (has_failed or s.is_last)))
+            and not (file.failures.facts.command_ended and at_finalize(s.complaint))]  # fmt: skip
     # What a list of pods shows says less than the log of one.
     rows.sort(key=lambda row: bool(PHRASES["told-by-another"].search(row[0].complaint)))
     silent = [f for f in files if not any(s.is_cut or s.is_last for s in f.failures.streams)]
