@@ -675,7 +675,9 @@ class FailureReader:
         if header and header["rank"]:
             stream.failing, stream.is_quoted = (int(header["rank"]),), True
         is_further = stream.is_chained and stream.is_of_request
-        stream.is_of_request = is_further or _is_of_request(before)
+        # A row may explain the line above.
+        above = before or "".join(e.text for e in stream.events[-1:] if e.line == self.number - 1)
+        stream.is_of_request = is_further or _is_of_request(above)
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
         if is_unknown and (host or log_ranks.may_tell_rank(prefix)):

@@ -85,8 +85,7 @@ def killed(job: JobFailures) -> Finding | None:
     excused = ranks_in((*job.victims, *job.consequences))
     agent_pids = {(f.node, f.event.pid) for f in job.ended if f.event.source == "torchrun"}
     # All reported ranks of a file may have lost a peer.
-    unknown = Counter(f.file for f in job.victims if f.rank is None)
-    reported = _reported(job)
+    unknown, reported = _unknown_victims(job), _reported(job)
     aborted = _aborted(job, reported)
     order: list[RankFailure] = []
     for failure in _without_kills_of_srun(job):
@@ -171,6 +170,16 @@ def killed(job: JobFailures) -> Finding | None:
     against, finding.missing = _doubts(job, number)
     finding.against = (against,) if against else ()
     return finding
+
+
+def _unknown_victims(job: JobFailures) -> Counter[int]:
+    """Index of a file -> at most how many unknown ranks of it have lost a peer or waited.
+
+    Where all ends are alike, the lines of half of these ranks may be lost, or mixed with others.
+    """
+    victims = Counter(f.file for f in job.victims if f.rank is None)
+    codes = Counter(file for file, _ in {(f.file, f.event.code) for f in job.reports})
+    return Counter({file: victims[file] * (2 if codes[file] == 1 else 1) for file in victims})
 
 
 def _reported(job: JobFailures) -> Counter[tuple[int, bool]]:
@@ -308,7 +317,12 @@ def ended(job: JobFailures) -> Finding | None:
         words = {"signal": name, "quoted": quoted[0] if quoted else ""}
         return Finding(for_=lines_of(launchers) + lines, sentence=sentence, words=words)
     own_ends = [f for f in job.ended if f.event.source in ("", "error-file", "shell")]
-    failures = own_ends or [f for f in job.reports if signal_of(f.event.code) in STOPS]
+    # torchrun ends the further ranks of its node when one of these has lost a peer.
+    told = {f.file for f in job.roots if job.losses and signal_of(f.event.code) not in STOPS}
+    failures = own_ends or [
+        f for f in job.reports if signal_of(f.event.code) in STOPS
+        and not (f.event.source == "torchrun" and f.file in told)
+    ]  # fmt: skip
     # A launcher of all ranks ends all when one has ended.
     orders = [f for f in failures if f.is_by("of_all") and not own_ends]
     is_sent = bool(orders) and any(

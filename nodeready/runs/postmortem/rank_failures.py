@@ -237,7 +237,9 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
             place = failure.file, failure.node if event.host else None
             reported_ranks = reported[place].get(event.line, set())
             ranks = copies.get(_shape(event.text)) or reported_ranks
-            ranks = ranks or {r for r in chains[failure.file, _chain(failure)] if r is not None}
+            # A report of the end may only have the last error of the chain.
+            named = (chains[failure.file, text] - {None} for text in _causes(event))
+            ranks = ranks or {r for r in next(filter(None, named), ()) if r is not None}
             ranks = reported_ranks if len(ranks) > 1 else ranks
         if not ranks or (event.role == WAITED and len(ranks) > 1):
             attributed.append(failure)
@@ -260,7 +262,12 @@ _NAME = re.compile(
 
 def _chain(failure: RankFailure) -> str:
     """The first error of a chain of exceptions."""
-    return _shape(_NAME.sub("", failure.event.text.partition("; then ")[0]))
+    return _causes(failure.event)[0]
+
+
+def _causes(event: FailureEvent) -> list[str]:
+    """The errors of a chain of exceptions, without their numbers."""
+    return [_shape(_NAME.sub("", text)) for text in event.text.split("; then ")]
 
 
 #: The device that PyTorch's allocator names; the local rank of a rank's command.
@@ -511,8 +518,12 @@ class JobFailures:
         self.all = _without_reason(self.all)
         by_role = {role: [f for f in self.all if f.event.role == role] for role in ROLES}
         self.lost, self.waited, self.ended = by_role[LOST], by_role[WAITED], by_role[ENDED]
-        # A warning of a wait is overcome when its rank continues.
-        self.waited = [f for f in self.waited if is_final(f) or not f.event.is_warning]
+        # A warning of a wait is overcome when its rank continues; a launcher waits for others in
+        # vain when its ranks have failed.
+        self.waited = [
+            f for f in self.waited
+            if (is_final(f) or not f.event.is_warning) and f.event.source != LAUNCHERS_OWN
+        ]  # fmt: skip
         self.consequences = by_role[CONSEQUENCE]
         #: The lost peers, and all that others have caused, that are more than a warning.
         self.losses = [f for f in self.lost if not f.event.is_warning]
