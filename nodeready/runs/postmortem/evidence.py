@@ -343,7 +343,10 @@ class RankFinder:
         ranks = file.failures.ranks
         by_path = self.by_path[file.node, file.failures.path]
         if by_path.rank is None and ranks:
-            return next(iter(ranks)) if len(ranks) == 1 else None
+            # A launcher reports the ranks whose lines it gathers.
+            reports = (e.ranks for e in file.failures.events if e.role == REPORT)
+            named = ranks.union(*reports)
+            return next(iter(ranks)) if len(named) == 1 else None
         return self._by_path(file.node, by_path)
 
     def _by_path(self, node: str, by_path: FileRanks) -> int | None:
