@@ -376,6 +376,12 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
         for f in errors if f.event.pid and len(ranks_of_pid[f.event.pid]) == 1
     }  # fmt: skip
     own_ends = {f.event.line - 1: ranks_in([f]) for f in ends if f.is_by("of_itself")}
+    # So is a rank's own line after the error, which says only that it ends itself.
+    own_ends |= {
+        f.event.line - 1: ranks_in([f]) for f in failures
+        if f.rank is not None and f.event.role == FAILED and f.event.has_phrase("only-ends")
+        and not f.event.source
+    }  # fmt: skip
     of_next = {f.event.line: own_ends[f.event.line] for f in errors if f.event.line in own_ends}
     is_lost = any(f.event.role in (LOST, WAITED) and not f.event.is_warning for f in failures)
     exits, aborted, crashed = _by_end(ends, lambda f: bool(signal_of(f.event.code)))
