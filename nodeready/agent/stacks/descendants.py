@@ -250,7 +250,10 @@ def _sample(dump: Dump, table: StackTable, main: bool, threads: bool) -> dict[st
 
 #: Minimum CPU seconds of a descendant that is at work, and their part of the time: the kernel
 #: counts ticks of 10 ms, and a shell that polls uses some.
-_MIN_CPU_S, _MIN_CPU_SHARE, _TRANSFER_S = 0.03, 0.05, 0.2
+_MIN_CPU_S, _MIN_CPU_SHARE = 0.03, 0.05
+#: Seconds in which an awaited descendant reads or writes: a slow copy writes a block of 64 KB now
+#: and then.
+_TRANSFER_S = 0.5
 #: Minimum bytes that a rank at work writes: a line of a log counts as a page of 4 KB (proc(5),
 #: write_bytes), and there are some logs.
 _MIN_WRITTEN_BYTES = 100_000
@@ -328,7 +331,8 @@ def set_work(
 ) -> None:
     """Set `work`, by the files that a target has written, as of a checkpoint, or the data that it
     has read or written; or by a descendant that has used CPU time: a compiler, or one for which
-    the main thread waits and which reads or writes, as no endless loop does.
+    the main thread waits and which reads or writes, as no endless loop does; or by a child for
+    which it waits and which writes.
     call: of the main thread. seconds: since the first scan
     """
     looks = [facts.io for facts in (*target.facts[:1], *target.facts[-1:])]
@@ -346,17 +350,19 @@ def set_work(
     awaited_pids = {*child_pids, *call.holders} if call else set()
     for child in target.descendants:
         used_s, process = child.cpu_s[-1] - child.cpu_s[0], child.rank.process
-        if used_s < max(_MIN_CPU_S, _MIN_CPU_SHARE * seconds):
+        is_active = used_s >= max(_MIN_CPU_S, _MIN_CPU_SHARE * seconds)
+        if not is_active and child.pid not in child_pids:
             continue
         # A loader's worker that hangs polls its pipes: of Python's, only one whose end is awaited.
         pids = child_pids if process.python else awaited_pids
         is_awaited = not pids.isdisjoint((child.pid, *_ancestors(child.pid, parents)))
-        transfers = _writes if process.python else _transfers
-        is_busy = kind(process) == COMPILER
+        transfers = _transfers if is_active and not process.python else _writes
+        is_busy = is_active and kind(process) == COMPILER
         if not is_busy and is_awaited:
             is_busy = probe_each(transfers, [child.pid], deadline).get(child.pid) is True
         if is_busy:
-            target.work = f"its {process.name} used {used_s:.1f} s of CPU in {seconds:.0f} s"
+            used = f"used {used_s:.1f} s of CPU in {seconds:.0f} s"
+            target.work = f"its {process.name} {used if is_active else 'writes'}"
     first, last = (target.dumps[at].numbers if target.dumps else {} for at in (0, -1))
     changed = [name for name, value in last.items() if first.get(name, value) != value]
     if changed and not target.work:
