@@ -164,6 +164,10 @@ _GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
 #: Plain lines before a failure with which those after it are compared, the number of the latter,
 #: and letters of such a line; how often a line with fewer letters comes in a log of such lines.
 _RECENT, _WATCHED, _LETTERS, _USUAL = 8, 500, 8, 3
+#: The rank that a line without a prefix names as the one that complains.
+_COMPLAINING = re.compile(
+    r"(?i)(?:\[[\d.: -]{1,30}\] {0,2})?(?:MPI )?(?:rank|task|process|pe)[ #]{0,2}(\d{1,7}): "
+)
 #: Equal lines but for their numbers that show a program at work.
 _ALIKE = 8
 #: The rank that a line of a program names, and the characters in which it does.
@@ -342,6 +346,17 @@ class _RankStream:
         rows = (text for number, text in reversed(self.recent) if number < line and _shape(text))
         complaints = list(takewhile(complaint, rows))
         return complaints[-1].strip() if complaints else ""
+
+    def complaining(self, words: str, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+        """The ranks that the words of an error right before an abort name in place of those that
+        call it, and the first of these words; else the arguments. words: the last ones of an error
+        """
+        texts = [text.strip() for _, text in reversed(self.recent)]
+        block = takewhile(complaint, texts[texts.index(words) :] if words in texts else ())
+        named = {int(match[1]): text for text in block if (match := _COMPLAINING.match(text))}
+        if not named or not named.keys().isdisjoint(ranks):
+            return ranks, words
+        return tuple(sorted(named)), [*named.values()][-1]
 
     def last_block(self) -> str:
         """What a program says where its progress ends, before it ends itself; ""."""
@@ -1032,6 +1047,8 @@ class FailureReader:
         ranks = ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream)
         is_own = row.aborts and text_meaning.role != rules.LOST
         last_words = self._last_words(stream, ranks) if is_own else ""
+        if last_words and stream.key[1] is None:
+            ranks, last_words = stream.complaining(last_words, ranks)
         if last_words:
             words, complained = _cause_and_effect(last_words, words), rules.meaning(last_words)
             role, kind = complained.role, complained.kind

@@ -87,8 +87,9 @@ _NEEDLES = (
     "NCCL", "master_", "MASTER_", "client socket", "TCP client", "_IFNAME=", "_DEVICES=",
     "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=",
     "to store for rank: ", "GLOBAL_RANK: ", "distributed init (", "world_size=",
-    "pipeline for rank=", "RANK=", "'RANK'", "PROCESS_ID=", "Final app status", "state: FAILED",
-    "FAILED (", "Exiting because ",
+    "pipeline for rank=", "total number of machines", "got rank ", "got new rank ", "RANK=",
+    "'RANK'", "PROCESS_ID=", "Final app status", "state: FAILED", "FAILED (", "Exiting because ",
+    "esum", "ESUM", "estart from", "estarting from", "ontinuing ",
 )  # fmt: skip
 
 
@@ -130,6 +131,7 @@ class LogFacts:
     manager_finished: wire.Number = 0  # as finished, by who starts again what fails
     # what the lines behind the lone number 0 of a launcher say instead; None: nothing, or several
     renamed_rank: wire.Number | None = None
+    resumed: wire.Number = 0  # the last line that says that it continues an earlier job; 0: none
     served: wire.Number = 0  # the last start of a server that has answered requests since; 0: none
     server: wire.Name = ""  # the node of that server, as the line has it; ""
 
@@ -142,7 +144,7 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
     addresses: dict[str, None] = {}
     pids: dict[str, LogPid] = {}
     version, room, finished, own_ranks = "", _MAX_PID_LINES, 0, set[int]()
-    program_finished = manager_finished = 0
+    program_finished = manager_finished = resumed = 0
     renamed, killed = dict[int, set[int]](), Counter[str]()
     for number, line in enumerate(lines, 1):
         if "pid: " in line:
@@ -169,6 +171,7 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
             program_finished = number if is_own else program_finished
             is_managers = ends_well(origin.text, MANAGERS_ENDS)
             manager_finished = number if is_managers else manager_finished
+        resumed = number if PHRASES["resumes"].search(origin.text) else resumed
         if match := PHRASES["own-rank"].search(origin.text):
             numbers = own_ranks if origin.rank is None else renamed.setdefault(origin.rank, set())
             numbers.add(int(match[1]))
@@ -188,7 +191,8 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
     lone = renamed[0] if [*renamed] == [0] else set()
     rank = min(lone) if len(lone) == 1 else None
     return LogFacts(
-        *values, finished, ranks, *ends, manager_finished, rank, *_served(lines, split)
+        *(*values, finished, ranks, *ends, manager_finished, rank, resumed),
+        *_served(lines, split),
     )
 
 

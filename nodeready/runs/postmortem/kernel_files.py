@@ -31,8 +31,10 @@ _SYSLOG = re.compile(
     r"(?i)(?:^|/)(?:([\w.-]+?)[._-])?(?:dmesg|kern(?:el)?|messages|syslog|journal(?:ctl)?)"
     r"(?:[._-]([\w.-]*?))?(?:\.(?:txt|log|out))?$"
 )
-#: Parts of such a name that are no node: an option, a date, the word for the kernel.
-_NO_NODE = re.compile(r"(?i)[\d.-]*|[a-z]|kernel|kern|dmesg|boot|current|log|txt|out")
+#: Parts of such a name that are no node: an option, a date, a word for the kernel or an excerpt.
+_NO_NODE = re.compile(
+    r"(?i)[\d.-]*|[a-z]|kernel|kern|dmesg|boot|current|log|txt|out|tail|last|full|oom"
+)
 #: The kernel's line about the time at which it set its clock (drivers/rtc/class.c).
 _CLOCK_SET = re.compile(r"setting system clock to \S+ UTC \((\d{9,11})\)")
 #: The beginning of a line of ``dmesg -T`` or ``dmesg --time-format iso``.

@@ -129,9 +129,14 @@ def earlier_error(job: JobFailures) -> Finding | None:
     died_later = {
         (f.file, f.rank) for f in job.lost if f.event.call and f.event.lines_after <= FINAL_LINES
     }
+    # The last error of a task that is tried no more.
+    given_up = {f.file: f.event.line for f in job.consequences if f.event.has_phrase("gives-up")}
+    last = {f.file: f.event.text for f in sorted(job.own_errors, key=lambda f: f.event.line)
+            if f.event.line < given_up.get(f.file, 0)}  # fmt: skip
     later = [
         f for f in job.own_errors
-        if not (is_final(f) or f.event.handled or (f.file, f.rank) in died_later)
+        if not (is_final(f) or (f.event.handled and last.get(f.file) != f.event.text)
+                or (f.file, f.rank) in died_later)
     ]  # fmt: skip
     groups = equal_failures(later)
     few = [f for g in groups if 2 * len(g.ranks) <= len(job.ranks) for f in g.failures]

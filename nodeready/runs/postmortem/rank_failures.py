@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections import Counter, defaultdict
@@ -114,13 +115,22 @@ _REQUEUED = re.compile(r" DUE TO (?:PREEMPTION|JOB REQUEUE)")
 
 def last_attempt(evidence: JobEvidence) -> frozenset[int]:
     """Indexes of the files, without those of attempts after which torchrun, Kubernetes or Slurm
-    started again.
+    started again, or a further job continued and ended well.
     """
     is_finished = any(file.failures.facts.finished for file in evidence.files)
+    continued_s = max((
+        math.inf if stream.last_s is None else stream.last_s
+        for file in evidence.files for stream in file.failures.streams
+        if 0 < file.failures.facts.resumed < file.failures.facts.finished
+    ), default=-math.inf)  # fmt: skip
     requeued = {
         number for number, file in enumerate(evidence.files) if is_finished
         if not file.failures.facts.finished
-        if any(_REQUEUED.search(event.text) for event in file.failures.events)
+        if any(
+            _REQUEUED.search(e.text)
+            or ((e.role, e.kind) == (ENDED, "limit") and (e.time_s or 0.0) < continued_s)
+            for e in file.failures.events
+        )
     }  # fmt: skip
     matches = [_ATTEMPT.match(file.failures.path) for file in evidence.files]
     last: dict[tuple[str, str], int] = {}
