@@ -1030,7 +1030,8 @@ class FailureReader:
         if row.role == rules.PART or row.begins:
             stream.parts[row.reporter] = groups
         if row.role == rules.PART:
-            return True
+            # One that is an error by itself is a plain line, too.
+            return not rules.PHRASES["cries"].search(text)
         words = rules.quoted(groups.get("text", text))
         text_meaning = rules.meaning(words)
         if row.role == rules.TEXT and not (text_meaning.is_known or row.details):

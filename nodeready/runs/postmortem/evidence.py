@@ -231,13 +231,20 @@ class RankFinder:
             if (name := host_node(stream.host)) and "[" not in name
         }  # fmt: skip
         places = {place for place, *_ in launchers}
-        # As many ranks write as there are before them: they are those of a later node.
+        # As many ranks write as there are before them: they are those of a later node, unless the
+        # store, which is on the first node, is on theirs, or a launcher has started more.
         named = {s.rank for f in evidence.files for s in f.failures.streams if s.rank is not None}
-        is_later = 1 < len(named) <= min(named) and not min(named) % len(named)
+        started = [pid.local_rank or 0 for f in evidence.files for pid in f.failures.facts.pids]
+        size = max(len(named), 1 + max(started, default=0))
+        is_later = len(named) > 1 and size <= min(named) and not min(named) % len(named)
+        is_later &= not any(
+            event.has_phrase("same-node") for f in evidence.files for event in f.failures.events
+        )
+        is_later &= named.isdisjoint(local for *_, local in launchers)
         #: Whether a local rank may be the rank.
         self.is_one_node = (
             not is_of_nodes
-            and not (is_later and named.isdisjoint(local for *_, local in launchers))
+            and not is_later
             and max(len(self.nodes), len(places), len(hosts)) < 2
             and all(ranks in ((), (local,)) for _, ranks, local in launchers)
         )  # fmt: skip
