@@ -164,7 +164,7 @@ _GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
 #: Plain lines before a failure with which those after it are compared, the number of the latter,
 #: and letters of such a line; how often a line with fewer letters comes in a log of such lines.
 _RECENT, _WATCHED, _LETTERS, _USUAL = 8, 500, 8, 3
-#: The rank that a line without a prefix names as the one that complains.
+#: The rank that complains, by the words of a line without a prefix.
 _COMPLAINING = re.compile(
     r"(?i)(?:\[[\d.: -]{1,30}\] {0,2})?(?:MPI )?(?:rank|task|process|pe)[ #]{0,2}(\d{1,7}): "
 )
@@ -316,7 +316,7 @@ class _RankStream:
             if number <= line or steps >= _STEPS:
                 break
             weight = complaint(text)
-            # A call within the one that failed says less, unless it has the answer of the system.
+            # A call within the failed call says less, unless it has the answer of the system.
             is_inner = weight < _EXPLAINED and rules.PHRASES["inner-call"].search(text)
             lines += [text.strip()] if not is_inner and (weight or _shape(text)) else []
         weights = [complaint(text) for text in lines]
@@ -691,8 +691,10 @@ class FailureReader:
             stream.failing, stream.is_quoted = (int(header["rank"]),), True
         is_further = stream.is_chained and stream.is_of_request
         # A row may explain the line above.
-        above = before or "".join(e.text for e in stream.events[-1:] if e.line == self.number - 1)
-        stream.is_of_request = is_further or _is_of_request(above)
+        earlier = before or "".join(
+            e.text for e in stream.events[-1:] if e.line == self.number - 1
+        )
+        stream.is_of_request = is_further or _is_of_request(earlier)
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
         if is_unknown and (host or log_ranks.may_tell_rank(prefix)):

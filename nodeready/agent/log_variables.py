@@ -49,7 +49,7 @@ _RANK_PID = re.compile(
     r"(?:[Pp][Ii][Dd][ =:]{1,2})?(\d{2,9})\b(?![.:/])"
 )
 #: Of a report about a worker of a group, the number of its process, and in the next line its name
-#: with the numbers of its node, of which the first has the first ranks, and on it: ``Worker_0:5``.
+#: with the numbers of its node and on it: ``Worker_0:5``. The first node has the first ranks.
 _WORKER_PID = re.compile(r"^\s*pid: (\d{2,9})\s*$")
 _WORKER_NAME = re.compile(r"^\s*name: \w{0,200}_0:(\d{1,5})\s*$")
 #: What tells of a process with its local rank: the command with which a launcher starts it, or a

@@ -318,10 +318,10 @@ def ended(job: JobFailures) -> Finding | None:
         return Finding(for_=lines_of(launchers) + lines, sentence=sentence, words=words)
     own_ends = [f for f in job.ended if f.event.source in ("", "error-file", "shell")]
     # torchrun ends the further ranks of its node when one of these has lost a peer.
-    told = {f.file for f in job.roots if job.losses and signal_of(f.event.code) not in STOPS}
+    root_files = {f.file for f in job.roots if job.losses and signal_of(f.event.code) not in STOPS}
     failures = own_ends or [
         f for f in job.reports if signal_of(f.event.code) in STOPS
-        and not (f.event.source == "torchrun" and f.file in told)
+        and not (f.event.source == "torchrun" and f.file in root_files)
     ]  # fmt: skip
     # A launcher of all ranks ends all when one has ended.
     orders = [f for f in failures if f.is_by("of_all") and not own_ends]
