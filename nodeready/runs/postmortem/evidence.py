@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from nodeready import knowledge
 from nodeready.agent.failure_events import FailureEvent, FileFailures
-from nodeready.agent.failure_rules import PHRASES, REPORT
+from nodeready.agent.failure_rules import FAILED, PHRASES, REPORT
 from nodeready.agent.log_ranks import NODE_WORDS, FileRanks, host_node, named_ranks, ranks_of_names
 from nodeready.agent.log_variables import script_variables
 from nodeready.core.text import counted
@@ -409,9 +409,9 @@ def _ranks_of_names(
     """Node and path -> the ranks of a file's name.
 
     Of names that differ in one number alone (``train-0.log`` to ``train-7.log``), that is the rank
-    if the numbers begin with 0 and have no gap; on several nodes with the same numbers, the local
-    rank. Where the lines of such a file name another rank, or its name says so, the numbers are of
-    nodes: then the second result is that there are several.
+    if the numbers begin with 0 and have no gap, or are those of the ranks that aborted; on several
+    nodes with the same numbers, the local rank. Where the lines of such a file name another rank,
+    or its name says so, the numbers are of nodes: then there are several: the second result.
     """
     names = {(f.node, f.failures.path): f.failures.path.removeprefix(f"{f.node}/") for f in files}
     by_name = ranks_of_names(names.values())
@@ -437,13 +437,17 @@ def _ranks_of_names(
     for key, name in names.items():
         numbers = [(word, int(digits)) for word, digits in _NUMBERS.findall(name)]
         similar_names.setdefault(_DIGITS.sub("#", name), {})[key] = numbers
+    aborted = {
+        rank for f in files for event in f.failures.events
+        if (event.role, event.source) == (FAILED, "mpirun") for rank in event.ranks
+    }  # fmt: skip
     is_of_nodes = False
     for shape, named in similar_names.items():
         is_named = any(ranks[key] != _UNNAMED or _ROTATED.search(key[1]) for key in named)
         # The master of a PyTorchJob is rank 0, before its workers.
         masters = similar_names.get(_WORKER.sub("master", shape), named)
         masters = {} if masters is named or len(masters) > 1 else masters
-        numbered = {} if is_named else _varying_numbers(named, len(masters))
+        numbered = {} if is_named else _varying_numbers(named, len(masters), aborted)
         ranks |= numbered | (dict.fromkeys(masters, FileRanks(0, None)) if numbered else {})
         with_ranks = [key for key in named if inside[key]]
         contradicted = [key for key in with_ranks if inside[key] - {ranks[key].rank}]
@@ -488,12 +492,16 @@ def _varying(
 
 
 def _varying_numbers(
-    named: Mapping[tuple[str, str], list[tuple[str, int]]], first: int
+    named: Mapping[tuple[str, str], list[tuple[str, int]]], first: int, aborted: set[int]
 ) -> dict[tuple[str, str], FileRanks]:
-    """The ranks of names that differ in one number alone; {}: it is no rank. first: of number 0"""
+    """The ranks of names that differ in one number alone; {}: it is no rank.
+
+    first:   the rank of number 0
+    aborted: the ranks that say that they end themselves; a program may write a file for each
+    """
     word, values = _varying(named)
     different = set(values.values())
-    if word in NODE_WORDS or different != set(range(len(different))):
+    if word in NODE_WORDS or different not in (set(range(len(different))), aborted):
         return {}
     is_global = len(different) == len(values) or len({node for node, _ in values}) == 1
     return {
