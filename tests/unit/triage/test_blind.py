@@ -21,7 +21,7 @@ DRAWS = {
     path.stem: json.loads(path.read_text())
     for path in sorted((Path(__file__).parent / "blind").glob("*.json"))
 }
-LATEST = 12
+LATEST = 8
 
 
 def marks_of(draw: str) -> tuple[pytest.MarkDecorator, ...]:
