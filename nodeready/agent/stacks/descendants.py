@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -327,65 +327,100 @@ def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
 
 
 def set_work(
-    target: StackTarget, call: waits.WaitCall | None, seconds: float, deadline: float
+    targets: Sequence[StackTarget],
+    calls: Mapping[tuple[int, int], waits.WaitCall],
+    seconds: float,
+    deadline: float,
 ) -> None:
     """Set `work`, by the files that a target has written, as of a checkpoint, or the data that it
     has read or written; or by a descendant that has used CPU time: a compiler, or one for which
     the main thread waits and which reads or writes, as no endless loop does; or by a child for
     which it waits and which writes.
-    call: of the main thread. seconds: since the first scan
+    calls: (process, thread) -> its call. seconds: since the first scan
     """
+    rows = []
+    for target in targets:
+        target.work = _transferred(target, seconds)
+        if not target.work:
+            call = calls.get((target.pid, target.thread))
+            rows += [(target, *row) for row in _candidates(target, call, seconds)]
+    looks = _io_looks({child.pid: child.owner for _, child, _, compiles in rows if not compiles},
+                      deadline)  # fmt: skip
+    for target, child, used_s, compiles in rows:
+        process, look = child.rank.process, looks.get(child.pid, ("", ""))
+        moves = _transfers if used_s and not process.python else _writes
+        if compiles or moves(*look):
+            used = f"used {used_s:.1f} s of CPU in {seconds:.0f} s" if used_s else "writes"
+            target.work = f"its {process.name} {used}"
+    for target in targets:
+        first, last = (target.dumps[at].numbers if target.dumps else {} for at in (0, -1))
+        changed = [name for name, value in last.items() if first.get(name, value) != value]
+        if changed and not target.work:
+            target.work = LOOP_CHANGES + changed[0]
+
+
+def _transferred(target: StackTarget, seconds: float) -> str:
+    """The files that a target has written, or the data that it has read or written; ""."""
     looks = [facts.io for facts in (*target.facts[:1], *target.facts[-1:])]
     for changes in (map(int.__sub__, looks[1], looks[0]) for _ in looks[1:]):
         files, read, reads, written, writes = changes
         if files >= _MIN_WRITTEN_BYTES:
-            target.work = f"it wrote {files / 1e6:.1f} MB of files in {seconds:.0f} s"
+            return f"it wrote {files / 1e6:.1f} MB of files in {seconds:.0f} s"
         for verb, data, calls in (("read", read, reads), ("wrote", written, writes)):
-            if not target.work and data >= max(_MIN_TRANSFERRED, _MIN_BYTES_PER_CALL * calls):
-                target.work = f"it {verb} {data / 1e6:.1f} MB in {seconds:.0f} s"
-    if target.work:
-        return
+            if data >= max(_MIN_TRANSFERRED, _MIN_BYTES_PER_CALL * calls):
+                return f"it {verb} {data / 1e6:.1f} MB in {seconds:.0f} s"
+    return ""
+
+
+def _candidates(
+    target: StackTarget, call: waits.WaitCall | None, seconds: float
+) -> Iterator[tuple[StackTarget, float, bool]]:
+    """The descendants that may be at work; the CPU seconds of each, 0: too few; whether it is a
+    compiler at work. All others must read or write.
+    """
     parents = {child.pid: child.rank.process.parent for child in target.descendants}
     child_pids = {call.child} if call else set()
     awaited_pids = {*child_pids, *call.holders} if call else set()
     for child in target.descendants:
         used_s, process = child.cpu_s[-1] - child.cpu_s[0], child.rank.process
-        is_active = used_s >= max(_MIN_CPU_S, _MIN_CPU_SHARE * seconds)
-        if not is_active and child.pid not in child_pids:
-            continue
+        used_s = used_s if used_s >= max(_MIN_CPU_S, _MIN_CPU_SHARE * seconds) else 0.0
         # A loader's worker that hangs polls its pipes: of Python's, only one whose end is awaited.
         pids = child_pids if process.python else awaited_pids
         is_awaited = not pids.isdisjoint((child.pid, *_ancestors(child.pid, parents)))
-        transfers = _transfers if is_active and not process.python else _writes
-        is_busy = is_active and kind(process) == COMPILER
-        if not is_busy and is_awaited:
-            is_busy = probe_each(transfers, [child.pid], deadline).get(child.pid) is True
-        if is_busy:
-            used = f"used {used_s:.1f} s of CPU in {seconds:.0f} s"
-            target.work = f"its {process.name} {used if is_active else 'writes'}"
-    first, last = (target.dumps[at].numbers if target.dumps else {} for at in (0, -1))
-    changed = [name for name, value in last.items() if first.get(name, value) != value]
-    if changed and not target.work:
-        target.work = LOOP_CHANGES + changed[0]
+        compiles = used_s > 0 and kind(process) == COMPILER
+        if compiles or (used_s and is_awaited) or child.pid in child_pids:
+            yield child, used_s, compiles
 
 
-def _io_looks(pid: int) -> tuple[str, str]:
-    """The counters of what a process reads and writes, at two moments; "": it has ended."""
-    first = contents(f"/proc/{pid}/io")
+def _io_looks(owner_by_pid: Mapping[int, object], deadline: float) -> dict[int, tuple[str, str]]:
+    """The counters of what processes read and write, at two moments; "": it has ended."""
+    if not owner_by_pid:
+        return {}
+
+    def look() -> dict[int, Any]:
+        return probe_each(
+            lambda pid: contents(f"/proc/{pid}/io"), [*owner_by_pid], deadline, owner_by_pid
+        )
+
+    first = look()
     time.sleep(_TRANSFER_S)
-    return first, contents(f"/proc/{pid}/io")
+    last = look()
+    return {
+        pid: (first[pid], last[pid]) for pid in last
+        if pid in first and HANGS not in (first[pid], last[pid])
+    }  # fmt: skip
 
 
-def _transfers(pid: int) -> bool:
-    """Whether a process reads or writes now; for a fork."""
-    first, last = _io_looks(pid)
+def _transfers(first: str, last: str) -> bool:
+    """Whether a process has read or written between two looks."""
     return last != first != ""
 
 
-def _writes(pid: int) -> bool:
-    """Whether a process writes data now; for a fork."""
-    first, last = (processes.read_and_written(io, "wchar") for io in _io_looks(pid))
-    return first is not None and last is not None and last - first >= _MIN_BYTES_PER_CALL
+def _writes(first: str, last: str) -> bool:
+    """Whether a process has written data between two looks."""
+    counts = [processes.read_and_written(io, "wchar") for io in (first, last)]
+    before, after = counts
+    return before is not None and after is not None and after - before >= _MIN_BYTES_PER_CALL
 
 
 def dump_order(targets: Sequence[StackTarget]) -> list[StackTarget]:

@@ -518,9 +518,7 @@ def _observe_descendants(
             target.timed_lock = call.verb == "futex" and call.timed
             target.is_untimed = not call.timed
     calls = {key: call for key, (call, _) in call_and_phrase.items()}
-    for target in targets:
-        main_call = calls.get((target.pid, target.thread))
-        descendants.set_work(target, main_call, seconds, deadline)
+    descendants.set_work(targets, calls, seconds, deadline)
     return calls
 
 

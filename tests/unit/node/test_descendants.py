@@ -125,7 +125,8 @@ def test_whether_a_descendant_works(command, used_s, awaited, work):
                 for row in below
             ]
             call = WaitCall("wait", child=child.pid if awaited else 0)
-            descendants.set_work(rank, call, 2.0, time.monotonic() + 9)
+            calls = {(rank.pid, rank.thread): call}
+            descendants.set_work([rank], calls, 2.0, time.monotonic() + 9)
         finally:
             os.killpg(child.pid, 9)
     assert bool(rank.work) == bool(work)
@@ -137,7 +138,7 @@ def test_who_writes_or_reads_files_works(io, work):
     """A log grows also in a job that hangs."""
     rank, stat = target(os.getpid()), "7 (python) S" + " 0" * 49
     rank.facts = [processes.facts(stat, "", "", "", io=text, task_io=text) for text in io]
-    descendants.set_work(rank, None, 2.0, time.monotonic() + 9)
+    descendants.set_work([rank], {}, 2.0, time.monotonic() + 9)
     assert rank.work == work
 
 
