@@ -134,6 +134,15 @@ def _c_int(value: int) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
+def _unix_sockets(pid: int) -> Iterator[tuple[int, bool, str]]:
+    """Inode, whether it is a listener, and the name of each Unix socket (/proc/net/unix)."""
+    for row in contents(f"/proc/{pid}/net/unix").splitlines()[1:]:
+        words = row.split(None, 7)
+        if len(words) > 6:
+            name = words[7][:_WIDE] if len(words) > 7 else ""
+            yield int(words[6]), bool(int(words[3], 16) & _ACCEPTS), name
+
+
 class _WaitingThread:
     """The objects of a thread's system call. wait_channel: the kernel function where it waits"""
 
@@ -300,13 +309,11 @@ class _WaitingThread:
                 if name in _TCP:
                     self.sockets.append((local_address, peer))
                 return ("connect" if state == _SYN_SENT else verb), peer
-        for row in contents(f"/proc/{self.pid}/net/unix").splitlines()[1:]:
-            words = row.split(None, 7)
-            if len(words) > 6 and words[6] == str(inode):
-                if int(words[3], 16) & _ACCEPTS:
-                    return verb, f"connections to {words[-1][:_WIDE]}"
+        for number, listens, name in _unix_sockets(self.pid):
+            if number == inode:
+                if listens:
+                    return verb, f"connections to {name}"
                 self.sockets.append((f"{UNIX}{inode}", ""))
-                name = words[7][:_WIDE] if len(words) > 7 else ""
                 return verb, f"{_UNIX_SOCKET}{name}" if name else "a socket of this machine"
         return verb, "a socket"
 
@@ -318,12 +325,10 @@ class _WaitingThread:
             self.objects[-1:] = [peer]
         if peer.startswith(_UNIX_SOCKET) and self.sockets:
             # The socket of a full listener is not yet connected.
-            name = peer[len(_UNIX_SOCKET) :]
-            rows = contents(f"/proc/{self.pid}/net/unix").splitlines()[1:]
-            listeners = [words for words in map(str.split, rows)
-                         if len(words) > 7 and int(words[3], 16) & _ACCEPTS]  # fmt: skip
-            inodes = [words[6] for words in listeners if words[7].lstrip("@")[:_WIDE] == name]
-            self.sockets[-1:] = [(self.sockets[-1][0], f"{UNIX}{n}") for n in inodes[:1]]
+            own_name, _ = self.sockets.pop()
+            peers = [f"{UNIX}{number}" for number, listens, name in _unix_sockets(self.pid)
+                     if listens and f"{_UNIX_SOCKET}{name.lstrip('@')}" == peer]  # fmt: skip
+            self.sockets += [(own_name, listener) for listener in peers[:1]]
 
     def _descriptor_set(self, kind: str) -> None:
         descriptors: list[tuple[int, str]] = []

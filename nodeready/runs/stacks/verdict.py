@@ -31,7 +31,7 @@ _SLEEPING_ACTIVITIES = ("collective", "peer", "gpu", "backward")
 #: Calls of one rank to another one; those that receive.
 _PAIRWISE = re.compile(r"^(?:_?i?send|_?i?recv|batch_isend_irecv|(?:send|recv)_\w+)$")
 _RECEIVES = re.compile(r"^_?i?recv(?:_|$)")
-#: A wait for the lock of a file by its owner,.
+#: A wait for the lock of a file, or for a mutex, that a process has.
 _HELD_LOCK = re.compile(r"(f?lock of .*|mutex of shared memory), held by pid ")
 #: Results of the samples for active ranks.
 _ACTIVE_VERDICTS = ("unsure", "spinning", "progressing")
