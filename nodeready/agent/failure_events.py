@@ -323,10 +323,11 @@ class _RankStream:
         weight = max(weights, default=0)
         last = weights.index(weight) if weight else 0
         first = last + len(list(takewhile(weight.__eq__, weights[last:]))) - 1
+        if not weight:
+            return ""
         # The line after a first line that says nothing says it.
         is_vague = first > last and rules.VAGUE.search(lines[first])
-        words = " ".join(lines[first - 1 : first + 1][::-1] if is_vague else lines[first:][:1])
-        return words if weight else ""
+        return f"{lines[first]} {lines[first - 1]}" if is_vague else lines[first]
 
     def cause(self, line: int) -> str:
         """What the system has answered before the line of an error, but for further words of an

@@ -147,9 +147,9 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
     program_finished = manager_finished = resumed = 0
     renamed, killed = dict[int, set[int]](), Counter[str]()
     for number, line in enumerate(lines, 1):
-        if "pid: " in line:
-            rows = lines[number - 1 : number + 1]
-            _add_worker(pids, *(split(row[:_MAX_LINE]).text for row in rows))
+        # A log may have a pid in each line.
+        if "pid: " in line and "_0:" in (following := "".join(lines[number : number + 1])):
+            _add_worker(pids, *(split(row[:_MAX_LINE]).text for row in (line, following)))
         if room and any(map(line.__contains__, _PID_NEEDLES)):
             room -= 1
             for rank, pid in _RANK_PID.findall(line[:_MAX_LINE]):
@@ -212,7 +212,7 @@ def _served(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> tuple[i
     return served, server if served else ""
 
 
-def _add_worker(pids: dict[str, LogPid], line: str, name: str = "") -> None:
+def _add_worker(pids: dict[str, LogPid], line: str, name: str) -> None:
     """Add the process that two lines of a report about a worker of a group name."""
     pid, worker = _WORKER_PID.match(line), _WORKER_NAME.match(name)
     if pid and worker and (pid[1] not in pids or pids[pid[1]].rank is None):

@@ -197,5 +197,6 @@ def _links(job: JobFailures, failures: Sequence[RankFailure]) -> list[tuple[str,
         if peer and failure.node:
             first, second = sorted((failure.node, node_of.get(peer, peer)))
             # Each node has the address of a bridge: it tells of no pair.
-            links |= {(first, second): None} if first != second else {}
+            if first != second:
+                links[first, second] = None
     return list(links)
