@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nodeready import knowledge
-from nodeready.agent.failure_rules import PHRASES
+from nodeready.agent.failures.rules import PHRASES
 from nodeready.agent.log_ranks import LineOrigin, host_node
 from nodeready.agent.secrets import redact
 from nodeready.agent.witnesses.environment import NAMES

@@ -18,7 +18,8 @@ from typing import Any
 
 from nodeready.agent import users_file
 from nodeready.agent.cores.program import listing, read_notes
-from nodeready.agent.failure_events import FileFailures, read_error_file, read_lines
+from nodeready.agent.failures.events import FileFailures
+from nodeready.agent.failures.log_file import read_error_file, read_lines
 from nodeready.agent.log_bytes import LogBytes, UnreadableLogError, count_lines, read_bytes
 from nodeready.agent.log_lines import Calendar, node_calendar, text_lines
 from nodeready.agent.log_variables import LogFacts

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from nodeready import knowledge
-from nodeready.agent import failure_rules, log_ranks, log_variables, payload
+from nodeready.agent import log_ranks, log_variables, payload
+from nodeready.agent.failures import rules as failure_rules
 from nodeready.agent.witnesses import kernel_log, motion, nccl_errors, progress
 from nodeready.runs.audit import measures
 from nodeready.runs.ready import batch_script

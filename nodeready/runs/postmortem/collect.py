@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field, replace
 
 from nodeready.agent.asking import Conversation, new_nonce, packed_value, request
-from nodeready.agent.failure_events import FileFailures
-from nodeready.agent.failure_rules import SIGNAL_NAMES
+from nodeready.agent.failures.events import FileFailures
+from nodeready.agent.failures.rules import SIGNAL_NAMES
 from nodeready.agent.postmortem import JobNode, NodeFailures, PostmortemConfig
 from nodeready.core.outcome import INCOMPLETE, Gap, GapError, NodeGaps
 from nodeready.core.text import counted, utc_now

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, NamedTuple
 
-from nodeready.agent.failure_rules import KINDS, ROLES
+from nodeready.agent.failures.rules import KINDS, ROLES
 from nodeready.core.json_types import Count, Moment, MomentOrEmpty
 from nodeready.core.outcome import NodeGaps, gaps_code
 from nodeready.runs.stacks.document import Suspect

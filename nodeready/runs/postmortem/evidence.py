@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nodeready import knowledge
-from nodeready.agent.failure_events import FailureEvent, FileFailures
-from nodeready.agent.failure_rules import FAILED, PHRASES, REPORT
+from nodeready.agent.failures.events import FailureEvent, FileFailures
+from nodeready.agent.failures.rules import FAILED, PHRASES, REPORT
 from nodeready.agent.log_ranks import NODE_WORDS, FileRanks, host_node, named_ranks, ranks_of_names
 from nodeready.agent.log_variables import script_variables
 from nodeready.core.text import counted

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nodeready.agent.failure_rules import SIGNAL_NAMES, signal_of
+from nodeready.agent.failures.rules import SIGNAL_NAMES, signal_of
 from nodeready.core.text import excerpt, utc_moment
 from nodeready.fleet.inventory.nodeset import fold, natural
 from nodeready.runs.postmortem.document import FirstFailure

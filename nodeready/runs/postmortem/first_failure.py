@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nodeready.agent.failure_rules import (
+from nodeready.agent.failures.rules import (
     CONSEQUENCE,
     ENDED,
     FAILED,

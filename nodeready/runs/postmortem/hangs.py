@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 
-from nodeready.agent.failure_rules import meaning
+from nodeready.agent.failures.rules import meaning
 from nodeready.agent.log_ranks import ranks_in as numbers_in
 from nodeready.runs.postmortem.findings import Finding, lines_of
 from nodeready.runs.postmortem.own_errors import odd_call

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nodeready.agent.failure_rules import FIRST_CALL, STOPS, signal_of
+from nodeready.agent.failures.rules import FIRST_CALL, STOPS, signal_of
 from nodeready.agent.witnesses import nccl_errors
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import natural

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from nodeready.agent.failure_events import NOT_LAUNCHED
-from nodeready.agent.failure_rules import FAILED, meaning
+from nodeready.agent.failures.events import NOT_LAUNCHED
+from nodeready.agent.failures.rules import FAILED, meaning
 from nodeready.core.text import counted, excerpt
 from nodeready.runs.postmortem.evidence import COORDINATOR, RankFailure
 from nodeready.runs.postmortem.findings import (
@@ -38,7 +38,7 @@ from nodeready.runs.postmortem.rank_failures import (
 from nodeready.runs.stacks.document import Suspect
 from nodeready.runs.stacks.evidence import ranks_of
 
-#: The text that `nodeready.agent.failure_events` makes of a mismatch of ProcessGroupWrapper.cpp.
+#: The text that `nodeready.agent.failures.reader` makes of a mismatch of ProcessGroupWrapper.cpp.
 _TWO_CALLS = re.compile(r": rank (\d{1,7}) calls (.{1,120}), rank (\d{1,7}) calls (.{1,120})$")
 _DIFFERENT = "a mismatch between collectives"
 WENT_ON = "its rank wrote further lines after it"

@@ -9,7 +9,7 @@ import signal
 from collections import Counter
 from dataclasses import replace
 
-from nodeready.agent.failure_rules import (
+from nodeready.agent.failures.rules import (
     CONSEQUENCE,
     FAILED,
     LOST,

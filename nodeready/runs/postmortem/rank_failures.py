@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
-from nodeready.agent.failure_events import LAUNCHERS_OWN, OF_PEERS, WARNING, FailureEvent
-from nodeready.agent.failure_rules import (
+from nodeready.agent.failures.events import LAUNCHERS_OWN, OF_PEERS, WARNING, FailureEvent
+from nodeready.agent.failures.rules import (
     CONSEQUENCE,
     ENDED,
     FAILED,

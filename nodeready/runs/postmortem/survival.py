@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from nodeready.agent.failure_events import NOT_LAUNCHED
-from nodeready.agent.failure_rules import (
+from nodeready.agent.failures.events import NOT_LAUNCHED
+from nodeready.agent.failures.rules import (
     CONSEQUENCE,
     ENDED,
     FAILED,

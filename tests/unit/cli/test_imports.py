@@ -71,7 +71,7 @@ def test_the_start_imports_few_modules(words, most):
 
 def test_an_audit_of_this_machine_imports_neither_pyinfra_nor_other_commands():
     words = ["audit", "@local", "--only", "ptrace.scope"]
-    heavy = {"pyinfra", "paramiko", "jinja2", "nodeready.agent.failure_rules"}
+    heavy = {"pyinfra", "paramiko", "jinja2", "nodeready.agent.failures.rules"}
     ((code, out, loaded),), errors = run_lines((words, {"NODEREADY_MEMORY": "off"}), heavy=heavy)
     assert (code in (0, 3), loaded, errors) == (True, [], "")
     assert "@local" in out

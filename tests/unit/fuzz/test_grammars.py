@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.agent import failure_events, leftovers, log_variables, proc
+from nodeready.agent import leftovers, log_variables, proc
 from nodeready.agent.cores import core_pattern
+from nodeready.agent.failures import log_file
 from nodeready.agent.gate import drain, gate, here
 from nodeready.agent.local import LineChannel
 from nodeready.agent.proofs import active, rdma
@@ -225,9 +226,9 @@ PARSERS: dict[str, Any] = {
     "the drains of nodes": (parse_drains,),
     "a file of learn": (read_settings, ValueError),
     "an audit's file": (read_audit, diff.DocumentError),
-    "a dead job's lines": (lambda text: failure_events.read_lines(text.splitlines(), 2026),),
+    "a dead job's lines": (lambda text: log_file.read_lines(text.splitlines(), 2026),),
     "a batch script": (log_variables.script_variables,),
-    "torchrun's error file": (failure_events.read_error_file,),
+    "torchrun's error file": (log_file.read_error_file,),
     "sacct's rows": (lambda text: slurm_records.steps_of(slurm_records.parse_sacct(text)),),
     "a job by scontrol": (slurm_records.parse_scontrol,),
     "a record of Slurm": (lambda text: slurm_records.read_records(text, is_certain=True),),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.agent.failure_events import read_lines
+from nodeready.agent.failures.log_file import read_lines
 from tests.cases import tomllib
 
 CASES = tomllib.loads((Path(__file__).parent / "cases/failure_events.toml").read_text())

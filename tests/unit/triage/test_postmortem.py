@@ -8,8 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from nodeready.agent.failure_events import FileFailures, read_error_file, read_lines
-from nodeready.agent.failure_rules import CONSEQUENCE
+from nodeready.agent.failures.events import FileFailures
+from nodeready.agent.failures.log_file import read_error_file, read_lines
+from nodeready.agent.failures.rules import CONSEQUENCE
 from nodeready.agent.log_lines import utc_calendar
 from nodeready.agent.postmortem import END_BYTES, HEAD_BYTES, JobNode, NodeFailures, file_failures
 from nodeready.agent.witnesses.kernel_log import KernelLog, KernelMessage

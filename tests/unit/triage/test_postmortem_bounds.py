@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.agent.failure_events import read_lines
+from nodeready.agent.failures.log_file import read_lines
 from nodeready.agent.log_ranks import MAX_RANKS
 from nodeready.core.text import utc_now
 from nodeready.runs.postmortem.collect import postmortem_of

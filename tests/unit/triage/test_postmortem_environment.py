@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.agent.failure_events import read_lines
+from nodeready.agent.failures.log_file import read_lines
 from nodeready.agent.log_lines import utc_calendar
 from nodeready.agent.log_variables import script_variables
 from nodeready.agent.postmortem import (
