@@ -88,6 +88,7 @@ _NEEDLES = (
     "_include=", "_BLOCKING=", "_THREADS=", "FI_PROVIDER=",
     "to store for rank: ", "GLOBAL_RANK: ", "distributed init (", "world_size=",
     "pipeline for rank=", "total number of machines", "got rank ", "got new rank ", "RANK=",
+    "process_index: ",
     "'RANK'", "PROCESS_ID=", "Final app status", "state: FAILED", "FAILED (", "Exiting because ",
     "esum", "ESUM", "estart from", "estarting from", "ontinuing ",
 )  # fmt: skip

@@ -282,6 +282,7 @@ class FailureReader:
             self._end_chain(stream)
             before = self._before(stream)
             stream.failing = stream.failing or _failing(before)
+            stream.is_of_request = is_of_request(before)
             self._add_exception(stream, text)
             if is_handled(before) or rules.PHRASES["warns"].search(before[:LEVEL]):
                 stream.handled[self.number] = stream.plain
@@ -450,7 +451,7 @@ class FailureReader:
             stream.announced |= {event.line} if stream.is_announced else set()
         elif stream.frames and stream.is_warning:
             stream.handled[event.line] = stream.plain
-        elif stream.frames and stream.is_of_request and event.role in (rules.FAILED, rules.LOST):
+        elif stream.is_of_request and event.role in (rules.FAILED, rules.LOST):
             is_lasting = event.kind in OF_PROCESS or event.has_phrase("reported-late")
             is_lasting = is_lasting or bool(event.call)
             stream.requests |= set() if is_lasting else {event.line}

@@ -186,7 +186,9 @@ def gpu_fault(job: JobFailures) -> Finding | None:
 
 def node_fault(job: JobFailures) -> Finding | None:
     """A fault of a node in the kernel's log, where the ranks only lost a peer."""
-    order, faults = list(_FAULTS), [f for f in job.evidence.kernel if f.kind in _FAULTS]
+    # A link may come back, unless a rank has failed.
+    order, kinds = list(_FAULTS), {*_FAULTS} - ({"link"} if not job.all else set())
+    faults = [f for f in job.evidence.kernel if f.kind in kinds]
     first = sorted(faults, key=lambda fault: order.index(fault.kind))[:1]
     finding = of_kernel(job, first, faults)
     return finding and replace(finding, kind=_FAULTS[first[0].kind])

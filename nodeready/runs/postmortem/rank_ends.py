@@ -316,7 +316,11 @@ def ended(job: JobFailures) -> Finding | None:
             name = _signal_name(launchers[0], "a signal (Ctrl-C)")
         words = {"signal": name, "quoted": quoted[0] if quoted else ""}
         return Finding(for_=lines_of(launchers) + lines, sentence=sentence, words=words)
-    own_ends = [f for f in job.ended if f.event.source in ("", "error-file", "shell")]
+    # Who interrupts a program that cannot go on, is not the cause.
+    own_ends = [
+        f for f in job.ended if f.event.source in ("", "error-file", "shell")
+        and not job.consequence_at.get(f.file, f.event.line) < f.event.line
+    ]  # fmt: skip
     # torchrun ends the further ranks of its node when one of these has lost a peer.
     root_files = {f.file for f in job.roots if job.losses and signal_of(f.event.code) not in STOPS}
     failures = own_ends or [
