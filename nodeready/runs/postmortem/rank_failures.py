@@ -280,9 +280,10 @@ def _causes(event: FailureEvent) -> list[str]:
     return [_shape(_NAME.sub("", text)) for text in event.text.split("; then ")]
 
 
-#: The device that PyTorch's allocator names; the local rank of a rank's command.
+#: The device that PyTorch's allocator, or DDP, names; the local rank of a rank's command.
 _DEVICE = re.compile(
     r"(?:CUDA|HIP|NPU|XPU) out of memory\..{0,80}?\b[GN]PU (\d{1,3})(?:; | has a total capac)"
+    r"|\bbut got device_ids \[(\d{1,3})\]"
 )
 _LOCAL_RANK = re.compile(r"--local[_-]rank[=' ,]{1,4}(\d{1,3})\b")
 #: The devices of most nodes: more ranks are likely on several nodes, although no line names them.
@@ -300,7 +301,7 @@ def with_ranks_of_devices(
     job_ranks: of all lines, names of files and reports
     """
     devices = {
-        at: int(match[1]) for at, failure in enumerate(failures)
+        at: int(match[1] or match[2]) for at, failure in enumerate(failures)
         if (failure.rank, failure.event.role) == (None, FAILED)
         and (match := _DEVICE.search(failure.event.text))
     }  # fmt: skip
