@@ -216,9 +216,11 @@ class RankFinder:
         self.clocks = JobClocks(evidence.clocks, evidence.clock_steps, ends)
         #: Whether each task of Slurm starts the ranks of its node, and so is no rank itself.
         self.has_node_launchers = any(
-            reporter_of(event.source).get("of_node")
-            for file in evidence.files for event in file.failures.events
-        )  # fmt: skip
+            any(reporter_of(event.source).get("of_node") for event in file.failures.events)
+            # As `log_ranks` names a task whose lines are of other ranks.
+            or any(stream.host.startswith("task ") for stream in file.failures.streams)
+            for file in evidence.files
+        )
         launchers = [
             (file.node or number, event.ranks, event.local_rank)
             for number, file in enumerate(evidence.files)
