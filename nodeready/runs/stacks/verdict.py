@@ -419,8 +419,11 @@ def each_other(job: HungJob) -> HangFinding | None:
     is_one_call = len({causes.place_of_call(group) for group in calling}) == 1
     is_one_call &= all(group.activity == "collective" for group in calling)
     is_one = len(awaited) == 1 and awaited <= {rank for group in calling for rank in group.ranks}
-    if not (is_one and is_one_call and len(ranks) == sum(group.processes for group in asking)):
-        return HangFinding(words)
+    is_numbered = len(ranks) == sum(group.processes for group in asking)
+    if not (is_one and is_one_call and is_numbered):
+        # Those in a circle alone have not called what the others wait in.
+        is_circle = is_one_call and is_numbered and set() < awaited <= {*ranks}
+        return HangFinding(words, [job.suspect(ranks)] if is_circle else ())
     # They alone have not called the collective, as they wait for a rank that has.
     (peer,) = awaited
     words |= {"who": ranks_of(ranks, job.nodes_of(ranks)), "peer": ranks_of([peer])}
