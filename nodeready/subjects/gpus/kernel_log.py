@@ -67,6 +67,8 @@ _BETWEEN = r"\[(drm|ttm|amdttm|amdkcl|gpu_sched|ib_|iw_cm|rdma_|mlx_compat|nvidi
 # A multiple of 65535 errors is no count: a device that sleeps or is gone has all ones in each
 # register (amdgpu's UMC of Radeon boards: 1048560 for 16 channels).
 _DEVICES = rf"^[A-Za-z0-9_-]+ {_ADDRESS}|^[{{][0-9]+[}}]\[Hardware Error\]"
+# Messages of which the kernel prints some, and then how many it left out.
+_LIMITED = "severity=Correct|IO_PAGE_FAULT|DMAR: .*Request device"
 _HARDWARE = " || ".join(f"line ~ /{words}/" for words in hardware_log.WORDS)
 _SCAN = rf"""
 function bare(line) {{
@@ -190,7 +192,7 @@ function read_line(  text, inside, key, size) {{
         return
     }}
     # What the kernel does not print, to print less, are errors of the device before.
-    if (match(text, /^(aer|amd_iommu)_[a-z_]+: [0-9]+ callbacks/)) {{
+    if (match(text, /^(aer_[a-z_]+|amd_iommu_[a-z_]+|dmar_fault): [0-9]+ callbacks/)) {{
         if (bus in count) keep(bus, "", substr(text, index(text, " ")) + 0)
         return
     }}
@@ -232,8 +234,11 @@ function read_line(  text, inside, key, size) {{
         gsub(/0x[0-9a-fA-F]+/, "#", key)
         gsub(/[0-9]+/, "#", key)
         key = named(text) key
+        # A device of the IOMMU: bus, device and function.
+        if (match(text, /equest device .(0x)?[0-9a-f]+:[0-9a-f]+[.]/))
+            key = substr(text, RSTART, RLENGTH) key
         keep(key, text)
-        if (text ~ /IO_PAGE_FAULT/) bus = key
+        if (text ~ /{_LIMITED}/) bus = key
     }} else if (is_hardware(text)) {{
         # The numbers in names of disks, ports and processors stay. The hundreds of servers of
         # objects (OST) of a Lustre are one kind.
@@ -248,7 +253,7 @@ function read_line(  text, inside, key, size) {{
         else if (text ~ /: soft lockup - CPU/) stack = "stuck processor"
         traced = lines
         size = text ~ /^EDAC / && match(text, /[0-9]+ CE /) ? substr(text, RSTART) + 0 : 1
-        if (text ~ /severity=Correct|IO_PAGE_FAULT/) bus = key
+        if (text ~ /{_LIMITED}/) bus = key
         if (!(key in count) && hardware++ >= 150) more++
         else keep(key, text, size)
     }}
@@ -419,11 +424,25 @@ def _source(text: str) -> str | None:
     if number and number[0] != "source:0x0000" and _address(port):
         place = int(number[2], 16)
         return f"{(_address(port) or '')[:4]}:{number[1]}:{place >> 3:02x}.{place & 7}".lower()
+    # Intel's IOMMU names no domain.
+    device = re.match(r"DMAR: .*Request device \[(?:0x)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\]", text)
+    if device:
+        return f"0000:{device[1]}"
     # The line of a device itself may name the port above it.
     return (_address(message) if port.startswith("pcieport ") else None) or _address(port)
 
 
-def _fault(scan: _Scan, lines: KernelLines) -> KernelFault | None:
+def _undemanded(scan: _Scan) -> dict[str, int]:
+    """Each GPU for which the driver took its demand back -> the line's number (Xid 154)."""
+    pattern = re.compile(r"NVRM: Xid \(([^)]*)\): 154\b")
+    return {
+        match[1]: lines.last
+        for lines in scan.faults
+        if (match := pattern.match(lines.text)) and not xids.action_of(154, lines.text)
+    }
+
+
+def _fault(scan: _Scan, lines: KernelLines, undemanded: Mapping[str, int]) -> KernelFault | None:
     """The fault of one kind of line; None where it was repaired, or is no fault."""
     last, text = lines.last, lines.text
     address = _address(text)
@@ -440,6 +459,10 @@ def _fault(scan: _Scan, lines: KernelLines) -> KernelFault | None:
             action = xids.MONITOR
         # A new load of the driver repairs a fault, unless the fault needs a reboot or hands.
         if reloaded and action not in (xids.REBOOT, xids.ISOLATE):
+            return None
+        # So does a reset, after which the driver demands none.
+        is_later = xid is not None and last < undemanded.get(xid[1], 0)
+        if is_later and action == xids.RESET and xids.is_cleared_by_action(code):
             return None
     else:
         rule = xids.find_rule(text)
@@ -492,11 +515,15 @@ def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
     if scan is None:
         return (), tool
     merged: dict[tuple[object, ...], KernelFault] = {}
+    undemanded = _undemanded(scan)
+    yesterday_s = _number(scan.values.get("uptime")) - _DAY_S
     for lines in scan.faults:
-        fault = _fault(scan, lines)
+        fault = _fault(scan, lines, undemanded)
         if fault is None:
             continue
         rule = None if fault.code is not None else xids.find_rule(lines.text)
+        if rule and rule.fades and lines.last_s is not None and lines.last_s < yesterday_s:
+            continue
         key = (fault.source, fault.code, fault.pci_address, fault.action, rule)
         earlier = merged.get(key)
         if earlier:
@@ -508,10 +535,12 @@ def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
 
 
 def _comes_often(fault: KernelFault) -> bool:
-    """Whether enough messages came a day to make its row a fault."""
+    """Whether messages came often enough to make its row a fault."""
     rule = None if fault.code is not None else xids.find_rule(fault.text)
     seconds = (fault.last_s or 0) - (fault.first_s or 0)
-    return rule is None or fault.count * _DAY_S >= rule.least * max(seconds, _DAY_S)
+    if rule is None:
+        return True
+    return fault.count * rule.within_s >= rule.least * max(seconds, rule.within_s)
 
 
 def faults_of_gpus(faults: Iterable[KernelFault], gpus: Iterable[str]) -> tuple[KernelFault, ...]:

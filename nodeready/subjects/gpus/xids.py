@@ -92,7 +92,9 @@ class LogRule:
     action: str  # the action for the fault
     source: str  # where this is documented
     after_reset: str = ""  # the action where a new load or a reset came after it; "": none
-    least: int = 0  # the number of messages in a day from which they count
+    least: int = 0  # the number of messages within within_s from which they count
+    within_s: int = 86400
+    fades: bool = False  # the message counts for a day
     ring_resets: bool = False  # the reset of one ring repairs the fault as well
     fix: str = ""  # what a person does, where the action does not say it
     rungs: tuple[str, ...] = ()  # of the ladder of that fix
@@ -107,7 +109,7 @@ RULES = tuple(
 #: How every message begins.
 ORIGIN = (
     r"^(NVRM: |nvidia-nvswitch[0-9]+: |nvidia-modeset: |(module )?nvidia(_uvm)?( [0-9a-f]+)?:"
-    r"|pcieport |(vfio-)?pci [0-9a-f]+:[0-9a-f]|nouveau "
+    r"|pcieport |(vfio-)?pci [0-9a-f]+:[0-9a-f]|nouveau |DMAR: "
     r"|amdgpu |amdgpu: |amdkcl: |amdttm: |xgpu_|kfd( kfd)?: |\[drm"
     r"|qcm fence wait|The cp might be in an unrecov"
     r"|last message was failed ret|failed to send message [0-9a-f]+ ret)"
@@ -131,7 +133,7 @@ BEGINNINGS = {
         "qcm fence wait", "The cp might be in an unrecov", "last message was failed ret",
         "failed to send message ",
     ),
-    "pcie": ("nvidia ", "amdgpu ", "pcieport ", "pci ", "vfio-pci "),
+    "pcie": ("nvidia ", "amdgpu ", "pcieport ", "pci ", "vfio-pci ", "DMAR: "),
 }  # fmt: skip
 
 

@@ -271,9 +271,25 @@ def test_a_new_load_of_the_driver_ends_what_a_reset_would_have(scan):
     assert {code for _, code, _ in actions(scan(BOOT + lines + load + after))} == {79, 95}
 
 
+def test_a_demand_that_the_driver_takes_back_ends_what_a_reset_repairs(scan):
+    line = "NVRM: Xid (PCI:0000:{}:00): {}"
+    back = "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+    lines = [line.format("5e", code) for code in (62, 79, back)]
+    # Another GPU has the fault still, and so has one whose fault came later.
+    lines += [line.format("3b", 62), line.format("4c", back), line.format("4c", 62)]
+    assert actions(scan(at_99_s(*lines))) == {
+        ("xid", 79, "0000:5e:00.0"): "REBOOT", ("xid", 62, "0000:3b:00.0"): "RESET",
+        ("xid", 62, "0000:4c:00.0"): "RESET",
+    }  # fmt: skip
+
+
 GPU = "0000:05:00.0"
 AGAIN = "NVRM: Xid (PCI:0000:05:00): 32, pid=7, name=lmp, Channel ID 00000004"
 REFUSED = f"amdgpu {GPU}: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x27 address=0x7f3a]"
+INTEL = (
+    "DMAR: [DMA Write NO_PASID] Request device [{}] fault addr 0xffd3c000 [fault reason 0x05] PTE"
+)
+REPLAYED = f"amdgpu {GPU}: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID)"
 LATE = f"amdgpu {GPU}: amdgpu: Fence fallback timer expired on ring sdma0"
 
 
@@ -287,6 +303,11 @@ LATE = f"amdgpu {GPU}: amdgpu: Fence fallback timer expired on ring sdma0"
         ((LATE,) * 10, 86400, "ok"),
         ((REFUSED,) * 9, 60, "ok"),
         ((REFUSED, "amd_iommu_report_page_fault: 2211 callbacks suppressed"), 60, "warn"),
+        ((INTEL.format("05:00.0"),) * 9, 60, "ok"),
+        ((INTEL.format("05:00.0"), "dmar_fault: 312 callbacks suppressed"), 60, "warn"),
+        ((INTEL.format("06:00.0"), "dmar_fault: 312 callbacks suppressed"), 60, "ok"),
+        ((REPLAYED,) * 10, 27, "warn"),
+        ((REPLAYED,) * 10, 270, "ok"),
     ],
 )
 def test_what_one_message_does_not_say_many_do(scan, lines, every_s, status):
