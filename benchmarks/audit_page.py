@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import simulated
-from benchmarks.command import Benchmark
-from benchmarks.contenders import ROOT, BenchmarkReport, Budget, budget_rows
+from benchmarks.command import ROOT, Benchmark, BenchmarkReport, Budget, budget_rows
 
 OPEN_S, SEARCH_S = 2.0, 0.2  # seconds to open the page of 10,000 nodes, and for a search
 #: What is searched: a node, a check, a version of every node, a serial number, half of the texts.

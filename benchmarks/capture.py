@@ -9,24 +9,10 @@ from __future__ import annotations
 
 import argparse
 import platform
-from collections.abc import Mapping, Sequence
 
-from benchmarks.command import Benchmark
-from benchmarks.contenders import (
-    BIN,
-    BenchmarkReport,
-    Budget,
-    Cluster,
-    Contender,
-    Sample,
-    budget_rows,
-    cluster,
-    in_turns,
-    median,
-    pyinfra_exec,
-    sample_rows,
-    yardstick,
-)
+from benchmarks import contenders
+from benchmarks.command import Benchmark, BenchmarkReport, Budget, budget_rows
+from benchmarks.contenders import BIN, Cluster, Contender, Samples
 from nodeready.core.policy import Policy
 from nodeready.lab import LabNode
 from nodeready.runs.deploy import py_spy_binary
@@ -64,23 +50,22 @@ def _contenders(nodes: Cluster) -> list[Contender]:
     """All contenders; all but the yardstick must show a stack."""
     inventory = nodes.pyinfra_inventory("inventory", {})
     argv = [str(BIN / "nodeready"), "stacks", str(inventory)]
+    first = f'{_PY_SPY} dump --pid "$(cat /run/up-0)"'
     every = f'for f in /run/up-*; do {_PY_SPY} dump --pid "$(cat $f)" || exit; done'
     return [
-        yardstick(inventory),
-        pyinfra_exec(ONE, inventory, f'{_PY_SPY} dump --pid "$(cat /run/up-0)"', "layer"),
-        pyinfra_exec("py-spy dump, all ranks", inventory, every, "layer"),
+        contenders.yardstick(inventory),
+        contenders.pyinfra_exec(ONE, inventory, first, "layer"),
+        contenders.pyinfra_exec("py-spy dump, all ranks", inventory, every, "layer"),
         Contender(ONCE, [*argv, "--samples", "1"], "layer"),
         Contender(STACKS, argv, "layer"),
     ]
 
 
-def _budgets(size: int, samples: Mapping[str, Sequence[Sample]]) -> list[Budget]:
-    one_s = median(samples[ONE]).wall_s
-    once, stacks = median(samples[ONCE]), median(samples[STACKS])
+def _budgets(size: int, samples: Samples) -> list[Budget]:
     return [
-        Budget(f"`{ONCE}`, {size} nodes: wall ÷ Y", 3, once.wall_s / one_s),
-        Budget(f"`{STACKS}`, {size} nodes: wall ÷ Y", 3, stacks.wall_s / one_s),
-        Budget(f"`{ONCE}`, {size} nodes: commands per node", 1, once.sessions),
+        Budget(f"`{ONCE}`, {size} nodes: wall ÷ Y", 3, samples.ratio(ONCE, ONE)),
+        Budget(f"`{STACKS}`, {size} nodes: wall ÷ Y", 3, samples.ratio(STACKS, ONE)),
+        Budget(f"`{ONCE}`, {size} nodes: commands per node", 1, samples.median(ONCE).sessions),
     ]
 
 
@@ -88,13 +73,14 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     tables, budgets = [], []
     program = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
     for size in arguments.nodes:
-        with cluster(size, arguments.name) as nodes:
+        with contenders.cluster(size, arguments.name) as nodes:
             for number, node in enumerate(nodes.lab.nodes):
                 node.write(_PY_SPY, program, 0o755)
                 for local in range(RANKS):
                     _start(node, RANKS * number + local, local, RANKS * size)
-            samples = in_turns(nodes, _contenders(nodes), arguments.repeat)
-            tables.append((f"Stacks, {size} nodes", sample_rows(samples, ONE, "Y", size)))
+            samples = contenders.in_turns(nodes, _contenders(nodes), arguments.repeat)
+            rows = contenders.sample_rows(samples, ONE, "Y", size)
+            tables.append((f"Stacks, {size} nodes", rows))
             budgets = _budgets(size, samples)
     return BenchmarkReport("Stacks", [*tables, ("The stacks' budgets", budget_rows(budgets))])
 

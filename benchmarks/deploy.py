@@ -10,29 +10,9 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.command import Benchmark
-from benchmarks.contenders import (
-    ANSIBLE,
-    EXEC,
-    NODEREADY,
-    PROBE,
-    PYINFRA,
-    BenchmarkReport,
-    Budget,
-    Cluster,
-    Sample,
-    budget_rows,
-    cluster,
-    deploys,
-    median,
-    policy_data,
-    probe,
-    probe_budget,
-    run_budgets,
-    sample_rows,
-    say,
-    yardstick,
-)
+from benchmarks import contenders
+from benchmarks.command import Benchmark, BenchmarkReport, Budget, budget_rows, say
+from benchmarks.contenders import ANSIBLE, EXEC, NODEREADY, PROBE, PYINFRA, Cluster, Samples
 from nodeready.core.policy import Policy
 
 #: Runs with nothing to do for each first deploy, in turns with the yardstick: other load on the
@@ -40,21 +20,17 @@ from nodeready.core.policy import Policy
 TURNS = 3
 FIRST, NOTHING = "first deploy", "nothing to do"
 
-Samples = dict[str, list[Sample]]
-
 
 def deploy(nodes: Cluster, rounds: int, ansible: Path | None) -> Samples:
     """The samples of every contender and phase: each on fresh nodes, then with nothing to do."""
-    contenders = deploys(nodes, ansible)
-    data = policy_data(f"{nodes.lab.name}*")
+    deploys = contenders.deploys(nodes, ansible)
+    data = contenders.policy_data(f"{nodes.lab.name}*")
     inventory = nodes.pyinfra_inventory("inventory", data)
-    units = [yardstick(inventory), probe(inventory, Policy(**data))]
-    names = [
-        f"{contender.name}, {phase}" for phase in (FIRST, NOTHING) for contender in contenders
-    ]
-    samples: Samples = {name: [] for name in (EXEC, PROBE, *names)}
+    units = [contenders.yardstick(inventory), contenders.probe(inventory, Policy(**data))]
+    names = [f"{deploy.name}, {phase}" for phase in (FIRST, NOTHING) for deploy in deploys]
+    samples = Samples({name: [] for name in (EXEC, PROBE, *names)})
     for number in range(rounds):
-        for contender in contenders:
+        for contender in deploys:
             if contender.name == ANSIBLE and number:
                 continue
             nodes.reset()
@@ -70,8 +46,8 @@ def deploy(nodes: Cluster, rounds: int, ansible: Path | None) -> Samples:
 def _ratios(samples: Samples) -> dict[str, float]:
     """Each contender's wall time by nodeready's in the same phase."""
     return {
-        name: median(runs).wall_s / median(samples[f"{NODEREADY}, {phase}"]).wall_s
-        for name, runs in samples.items()
+        name: samples.ratio(name, f"{NODEREADY}, {phase}")
+        for name in samples
         for phase in (FIRST, NOTHING)
         if name.endswith(f", {phase}")
     }
@@ -79,12 +55,12 @@ def _ratios(samples: Samples) -> dict[str, float]:
 
 def _budgets(size: int, samples: Samples) -> Iterator[Budget]:
     name, case = f"{NODEREADY}, {NOTHING}", f"{size} nodes, {NOTHING}"
-    yield from run_budgets(case, samples, name, size, 35)
-    pyinfra = {**samples, name: samples[f"{PYINFRA}, {NOTHING}"]}
-    *_, total_cpu = run_budgets(f"{case}, pyinfra deploy.py", pyinfra, name, size, 105)
+    yield from contenders.run_budgets(case, samples, name, size, 35)
+    pyinfra = Samples({**samples, name: samples[f"{PYINFRA}, {NOTHING}"]})
+    *_, total_cpu = contenders.run_budgets(f"{case}, pyinfra deploy.py", pyinfra, name, size, 105)
     yield total_cpu
-    if runs := samples.get(f"{ANSIBLE}, {NOTHING}"):
-        faster = median(runs).wall_s / median(samples[name]).wall_s
+    if f"{ANSIBLE}, {NOTHING}" in samples:
+        faster = samples.ratio(f"{ANSIBLE}, {NOTHING}", name)
         yield Budget(f"Ansible ÷ `nodeready deploy`, {case}: wall", 20, faster, is_maximum=False)
 
 
@@ -92,13 +68,15 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     tables, budgets = [], list[Budget]()
     for size in arguments.nodes:
         say(f"{size} nodes")
-        with cluster(size, arguments.name) as nodes:
+        with contenders.cluster(size, arguments.name) as nodes:
             samples = deploy(nodes, arguments.repeat, arguments.ansible)
             ratios = ("÷ nodeready", _ratios(samples))
-            tables.append((f"{size} nodes", sample_rows(samples, EXEC, "E", size, ratios)))
+            rows = contenders.sample_rows(samples, EXEC, "E", size, ratios)
+            tables.append((f"{size} nodes", rows))
             budgets += _budgets(size, samples)
             if size == arguments.nodes[-1]:
-                budgets.append(probe_budget(nodes, policy_data(f"{arguments.name}*")))
+                data = contenders.policy_data(f"{arguments.name}*")
+                budgets.append(contenders.probe_budget(nodes, data))
     return BenchmarkReport("Deploy", [*tables, ("Budgets", budget_rows(budgets))])
 
 

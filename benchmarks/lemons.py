@@ -10,8 +10,7 @@ import argparse
 import random
 from collections import defaultdict
 
-from benchmarks.command import Benchmark
-from benchmarks.contenders import BenchmarkReport
+from benchmarks.command import Benchmark, BenchmarkReport
 from nodeready.runs.memory.lemons import DAY_S, SuspectUnit, own_incidents, rank
 from nodeready.runs.memory.look import Event
 

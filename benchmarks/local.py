@@ -11,16 +11,8 @@ import json
 import statistics
 from collections.abc import Mapping
 
-from benchmarks.command import Benchmark
-from benchmarks.contenders import (
-    BenchmarkError,
-    BenchmarkReport,
-    Budget,
-    budget_rows,
-    cluster,
-    probe_command,
-    processes_of,
-)
+from benchmarks import contenders
+from benchmarks.command import Benchmark, BenchmarkError, BenchmarkReport, Budget, budget_rows
 from nodeready.core.policy import Policy
 from nodeready.fleet.transport import bundle
 from nodeready.lab import LabNode
@@ -55,29 +47,18 @@ print(json.dumps(found))
 """
 
 
-def _commands(probe: str) -> dict[str, list[str]]:
-    """Each command's name and argv; `probe` is the command line that reads the probe's script."""
-    compiled = ["python3", "-I", "-S", _COMPILED]
-    return {
-        PYTHON: ["python3", "-c", "pass"],
-        PROBE: ["sh", "-c", f"{probe} <{_SCRIPT}"],
-        AUDIT: ["python3", _BUNDLE, "audit"],
-        "nodeready.pyz record": ["python3", _BUNDLE, "record"],
-        "nodeready.pyz prolog": ["python3", _BUNDLE, "prolog"],
-        COMPILED_AUDIT: [*compiled, "audit"],
-        "compiled.pyz record": [*compiled, "record"],
-        "compiled.pyz prolog": [*compiled, "prolog"],
-        "nodeready.pyz ready": ["python3", _BUNDLE, "ready", "--user", "ml"],
-    }
-
-
 def _samples(node: LabNode, turns: int) -> dict[str, tuple[float, float]]:
     """The median wall and CPU seconds of each command."""
     node.write(_BUNDLE, bundle.build(), 0o755)
     node.enter(["python3", "-I", "-S", "-c", _COMPILE, _BUNDLE, _COMPILED, _COMPILED])
-    line, stdin = probe_command(Policy())
+    line, stdin = contenders.probe_command(Policy())
     node.write(_SCRIPT, stdin)
-    return _in_turns(node, _commands(line), turns)
+    commands = {PYTHON: ["python3", "-c", "pass"], PROBE: ["sh", "-c", f"{line} <{_SCRIPT}"]}
+    compiled = ["python3", "-I", "-S", _COMPILED]
+    for name, argv in (("nodeready.pyz", ["python3", _BUNDLE]), ("compiled.pyz", compiled)):
+        commands |= {f"{name} {word}": [*argv, word] for word in ("audit", "record", "prolog")}
+    commands["nodeready.pyz ready"] = ["python3", _BUNDLE, "ready", "--user", "ml"]
+    return _in_turns(node, commands, turns)
 
 
 def _in_turns(
@@ -106,14 +87,14 @@ def _section_rows(node: LabNode, turns: int) -> list[tuple[str, ...]]:
     # A policy can leave a section nothing to do.
     sections = tuple(s for s in sections if s.script(Policy()).strip() != ":")
     chosen = {"": (), **{section.name: (section,) for section in sections}, ALL: sections}
-    probes = {name: probe_command(Policy(), sections=group) for name, group in chosen.items()}
+    probes = {n: contenders.probe_command(Policy(), sections=s) for n, s in chosen.items()}
     commands = {}
     for number, (name, command) in enumerate(probes.items()):
         file = f"{_SCRIPT}-{number}"
         node.write(file, command.stdin)
         commands[name] = ["sh", "-c", f"{command.line} <{file}"]
     samples = _in_turns(node, commands, turns)
-    counts = {name: processes_of(node, command, 1) for name, command in probes.items()}
+    counts = {name: contenders.processes_of(node, command, 1) for name, command in probes.items()}
     rows = [
         (name, str(counts[name] - counts[""]), f"{(cpu_s - samples[''][1]) * 1000:.1f} ms")
         for name, (_, cpu_s) in samples.items()
@@ -125,7 +106,7 @@ def _section_rows(node: LabNode, turns: int) -> list[tuple[str, ...]]:
 def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     tables, budgets = [], []
     for profile in ("cpu", "h100"):
-        with cluster(1, arguments.name, profile=profile) as nodes:
+        with contenders.cluster(1, arguments.name, profile=profile) as nodes:
             samples = _samples(nodes.lab.nodes[0], arguments.repeat)
             sections = _section_rows(nodes.lab.nodes[0], arguments.repeat)
         rows: list[tuple[str, ...]] = [("", "runs", "wall", "÷ P", "CPU")]

@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.command import Benchmark, cpu_s, in_child
-from benchmarks.contenders import BenchmarkError, BenchmarkReport
+from benchmarks.command import Benchmark, BenchmarkError, BenchmarkReport, cpu_s, in_child
 from benchmarks.simulated import audit_answers, make_answers, policies_of, probe
 from nodeready.cli.screen import Screen
 from nodeready.runs.audit.workers import AuditWorkers
@@ -78,9 +77,8 @@ def _cpu_with_workers_s() -> float:
     """CPU seconds of this process and of its children, also of those that have not ended."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in children]
-    return cpu_s() + sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf(
-        "SC_CLK_TCK"
-    )
+    ticks = sum(int(stat[11]) + int(stat[12]) for stat in stats)
+    return cpu_s() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _watch(nodes: int, *places: Path) -> Iterator[Pass]:
@@ -142,9 +140,9 @@ def _run(nodes: int, directory: Path, looks: int) -> MemoryCost:
         "the second look": _audit(nodes, directory / "first", is_kept=True),
         "the third look": _audit(nodes, directory / "measures", is_kept=True),
     }
-    names = "a watch, its first look", "its second look", "a further look, 1 % changed"
+    watches = "a watch, its first look", "its second look", "a further look, 1 % changed"
     places = (directory / place for place in ("first", "measures", "changed"))
-    passes |= zip(names, _watch(nodes, *places), strict=True)
+    passes |= zip(watches, _watch(nodes, *places), strict=True)
     path = MemorySettings.load().path
     assert path is not None
     with Memory.open(path) as memory:
@@ -154,13 +152,11 @@ def _run(nodes: int, directory: Path, looks: int) -> MemoryCost:
         keeps = [*_further_looks(memory, looks - 3)]
         sizes = size, memory.size_bytes
         reads = {}
+        names = memory.names()
         for name, read in (
-            ("all nodes at one time", lambda: [*memory.nodes(memory.names(), third)]),
-            ("the life of a node", lambda: read_history(memory, memory.names()[0])),
-            (
-                "the lemons among all nodes",
-                lambda: find_lemons(memory, {*memory.names()}, 0, time.time()),
-            ),
+            ("all nodes at one time", lambda: [*memory.nodes(names, third)]),
+            ("the life of a node", lambda: read_history(memory, names[0])),
+            ("the lemons among all nodes", lambda: find_lemons(memory, {*names}, 0, time.time())),
             (f"{looks - 3} looks for a diff", lambda: _diff(memory, third)),
         ):
             moment, before_s = time.perf_counter(), time.process_time()
@@ -176,10 +172,7 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
         for look, name in enumerate(("first", "measures", "changed")):
             make_answers(answer, nodes, Path(directory, name), look)
         measured: MemoryCost = in_child(_run, nodes, Path(directory), arguments.looks)
-    passes = [
-        (name, *(f"{seconds:.1f} s" for seconds in costs))
-        for name, costs in measured.passes.items()
-    ]
+    passes = [(name, *(f"{s:.1f} s" for s in costs)) for name, costs in measured.passes.items()]
     walls, cpus = zip(*measured.keeps, strict=True)
     first, last = measured.sizes
     growth = (last - first) / len(walls)
@@ -191,15 +184,12 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
         (f"the file after {arguments.looks} looks", f"{last / 1e6:.1f} MB"),
         ("a further look, 1 % changed", f"{growth / 1e6:.3f} MB"),
         ("90 days of looks, one each hour", f"{(first + growth * _QUARTER) / 1e6:.0f} MB"),
-        *(
-            (f"to read {name}", f"{wall_s:.2f} s, CPU {cpu_s:.2f} s")
-            for name, (wall_s, cpu_s) in measured.reads.items()
-        ),
     ]
+    for name, (wall_s, read_cpu_s) in measured.reads.items():
+        rows.append((f"to read {name}", f"{wall_s:.2f} s, CPU {read_cpu_s:.2f} s"))
     head = ("audit", "until judged", "CPU", "to keep", "CPU of keeping")
-    return BenchmarkReport(
-        "The memory", [("", [head, *passes]), ("", [(f"{nodes} nodes", "measured"), *rows])]
-    )
+    measures = [(f"{nodes} nodes", "measured"), *rows]
+    return BenchmarkReport("The memory", [("", [head, *passes]), ("", measures)])
 
 
 BENCHMARK = Benchmark(_measure, {"nodes": "10000", "profile": "h100", "looks": 24})

@@ -27,15 +27,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.command import Benchmark, cpu_s, in_child
-from benchmarks.contenders import (
+from benchmarks.command import (
+    Benchmark,
     BenchmarkError,
     BenchmarkReport,
     Budget,
     budget_rows,
-    cluster,
-    probe_command,
+    cpu_s,
+    in_child,
 )
+from benchmarks.contenders import cluster, probe_command
 from nodeready.agent.asking import Answer, Request
 from nodeready.agent.audit_document import Audit
 from nodeready.agent.snapshots import SnapshotQuestion
@@ -114,15 +115,16 @@ def _around(spread: float) -> Replacement:
     return value
 
 
-def _errors(maximum: int) -> Replacement:
-    """A counter of errors, which is 0 on most nodes."""
+def _drawn(function: Callable[[random.Random], object], share: float = 1) -> Replacement:
+    """share: of the nodes, whose text is another"""
     return lambda node, draw, text: (
-        str(draw.randrange(1, maximum)) if draw.random() < 0.02 else text
+        str(function(draw)) if share == 1 or draw.random() < share else text
     )
 
 
-def _drawn(function: Callable[[random.Random], object]) -> Replacement:
-    return lambda node, draw, text: str(function(draw))
+def _errors(maximum: int) -> Replacement:
+    """A counter of errors, which is 0 on most nodes."""
+    return _drawn(lambda draw: draw.randrange(1, maximum), 0.02)
 
 
 def _number_below(maximum: int) -> Replacement:
@@ -321,14 +323,8 @@ def answers(profile: str, nodes: int, name: str) -> Iterator[str]:
 def measured(profile: str, nodes: int, directory: str, *, facts: bool) -> Simulated:
     """The cost in a new process; its reports are in the directory, which has `answers`."""
     peaks_kib = [0]
-    run: Simulated = in_child(
-        _run,
-        profile,
-        nodes,
-        Path(directory),
-        facts,
-        watch=lambda pid: peaks_kib.append(_memory(pid)),
-    )
+    words = profile, nodes, Path(directory), facts
+    run: Simulated = in_child(_run, *words, watch=lambda pid: peaks_kib.append(_memory(pid)))
     return replace(run, peak_mb=max(peaks_kib) / 1024)
 
 
@@ -368,21 +364,15 @@ def audit_answers(
     context = context_of(policies, snapshots, endpoints, bytes, lambda name: "")
     context = workers.complete(context, {})
     combined = time.perf_counter()
-    started = "2026-01-01T00:00:00Z"
-    audit = workers.audit(
-        replies, context, selection, started, lambda _: (), earlier_counters=earlier_counters
-    )
+    arguments = replies, context, selection, "2026-01-01T00:00:00Z", lambda _: ()
+    audit = workers.audit(*arguments, earlier_counters=earlier_counters)
     return audit, (read, combined, time.perf_counter())
 
 
 def _run(profile: str, nodes: int, directory: Path, facts: bool) -> Simulated:
     os.environ["XDG_STATE_HOME"] = str(directory)
     policies = policies_of(nodes)
-    formats = {
-        name: form
-        for name, form in FORMATS["audit"].items()
-        if (form.write_facts is not None) == facts
-    }
+    formats = {n: f for n, f in FORMATS["audit"].items() if (f.write_facts is not None) == facts}
     tell = next(iter(formats.values())).write_facts
     render: dict[str, float] = {}
     start = time.perf_counter()
@@ -401,13 +391,11 @@ def _run(profile: str, nodes: int, directory: Path, facts: bool) -> Simulated:
 
 
 def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
-    runs = []
+    runs = list[Simulated]()
     for profile in arguments.profiles.split(","):
         for nodes in arguments.nodes:
             with answers(profile, nodes, arguments.name) as directory:
-                runs += [
-                    measured(profile, nodes, directory, facts=facts) for facts in (False, True)
-                ]
+                runs += (measured(profile, nodes, directory, facts=f) for f in (False, True))
     budgets = budget_rows(budget for run in runs for budget in run.budgets())
     tables = [("", [HEAD, *(run.row() for run in runs)]), ("", budgets)]
     return BenchmarkReport("Answers of a large fleet", tables)

@@ -14,8 +14,7 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from benchmarks.command import Benchmark
-from benchmarks.contenders import BenchmarkReport
+from benchmarks.command import Benchmark, BenchmarkReport
 from nodeready.runs.smoke.knowledge import SWEEP
 from tests.unit.smoke.fleets import Fleet, names
 
@@ -68,15 +67,9 @@ def rows(count: int, placements: int) -> Iterator[tuple[str, ...]]:
             nodes = {name for fault in expected if len(fault) != 2 for name in fault}
             wrong_count += len({name for suspect in named - right for name in suspect} - nodes)
         cpu_s = (time.process_time() - start_s) / placements
-        yield (
-            f"{count} nodes, {kind}",
-            f"{statistics.median(tests):.0f}",
-            f"{max(tests)}",
-            f"{statistics.median(rounds):.0f}",
-            f"{right_count} of {faults}",
-            f"{wrong_count}",
-            f"{cpu_s:.2f} s",
-        )
+        middle, middle_rounds = (f"{statistics.median(row):.0f}" for row in (tests, rounds))
+        results = f"{right_count} of {faults}", f"{wrong_count}", f"{cpu_s:.2f} s"
+        yield f"{count} nodes, {kind}", middle, f"{max(tests)}", middle_rounds, *results
 
 
 def _is_named(fault: tuple[str, ...], named: Named) -> bool:

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import Benchmark, in_child
-from benchmarks.contenders import BenchmarkReport
+from benchmarks.command import Benchmark, BenchmarkReport, in_child
 from nodeready.agent.stacks.program import SCHEMA
 from nodeready.reports import json_report, stacks_table
 from nodeready.reports.registry import Options
@@ -81,13 +80,9 @@ class StacksCost:
 
     def row(self) -> tuple[str, ...]:
         times = (self.read_s, self.group_s, self.table_s, self.total_s, self.tree_s, self.json_s)
-        return (
-            f"{self.nodes:,} ({self.mode})",
-            f"{self.nodes * RANKS_PER_NODE:,}",
-            f"{self.text_mb:.0f} MB",
-            *(f"{seconds:.2f} s" for seconds in times),
-            f"{self.peak_mb:.0f} MB",
-        )
+        size = f"{self.nodes:,} ({self.mode})", f"{self.nodes * RANKS_PER_NODE:,}"
+        texts = (f"{seconds:.2f} s" for seconds in times)
+        return *size, f"{self.text_mb:.0f} MB", *texts, f"{self.peak_mb:.0f} MB"
 
 
 HEADER = (
@@ -188,10 +183,8 @@ def trace(node: int, nodes: int, witnesses: bool = False) -> str:
         rank = node * RANKS_PER_NODE + local
         # Most ranks have one of two shapes; each 32nd rank has a random one.
         shape = rank % 2 if rank % 32 else draw.randrange(SHAPES)
-        threads = [
-            ["Thread-1 (_pin_memory_loop)", stack(_PIN_MEMORY)],
-            ["Thread-2", stack(_MONITOR)],
-        ]
+        pin_memory = ["Thread-1 (_pin_memory_loop)", stack(_PIN_MEMORY)]
+        threads = [pin_memory, ["Thread-2", stack(_MONITOR)]]
         sample = {"main": stack(_shape(shape)), "threads": threads, "gil": "", "error": ""}
         late = rank == nodes * RANKS_PER_NODE // 2
         processes.append({
@@ -244,18 +237,9 @@ def _cost(mode: str, nodes: int, directory: Path) -> StacksCost:
         out.writelines(json_report.render(stacks))
         written = time.process_time() - begun_json
     reading = read - start
-    return StacksCost(
-        mode,
-        nodes,
-        size / 1e6,
-        reading,
-        max(0.0, grouped - read - reading),
-        merged - shown,
-        shown - grouped,
-        written,
-        len(stacks.groups),
-        peak,
-    )
+    group_s = max(0.0, grouped - read - reading)
+    times = reading, group_s, merged - shown, shown - grouped, written
+    return StacksCost(mode, nodes, size / 1e6, *times, len(stacks.groups), peak)
 
 
 def measure(mode: str, nodes: int) -> StacksCost:
@@ -271,10 +255,8 @@ def _report(arguments: argparse.Namespace) -> BenchmarkReport:
     sizes = arguments.nodes
     plan = [("memory", size) for size in (sizes[0] // 4, *sizes)]
     plan += [(mode, sizes[-1]) for mode in ("files", WITNESSES)]
-    costs = [
-        min((measure(*step) for _ in range(arguments.repeat)), key=lambda cost: cost.total_s)
-        for step in plan
-    ]
+    runs = ([measure(*step) for _ in range(arguments.repeat)] for step in plan)
+    costs = [min(step_costs, key=lambda cost: cost.total_s) for step_costs in runs]
     small, large = costs[0], costs[len(sizes)]
     remark = (
         f"One core used. {large.nodes / small.nodes:.0f} times the nodes cost "

@@ -10,34 +10,26 @@ import subprocess
 import sys
 import time
 
-from benchmarks.command import Benchmark, cpu_s
-from benchmarks.contenders import ROOT, BenchmarkError, BenchmarkReport
+from benchmarks.command import ROOT, Benchmark, BenchmarkError, BenchmarkReport, cpu_s
 
-_COMPLETE = {"_NODEREADY_COMPLETE": "zsh_complete"}
-#: Name -> the words of the command line, and its environment.
-COMMANDS: dict[str, tuple[list[str], dict[str, str]]] = {
-    "nodeready --version": (["--version"], {}),
-    "nodeready --help": (["--help"], {}),
-    "nodeready audit --help": (["audit", "--help"], {}),
-    "nodeready stacks --help": (["stacks", "--help"], {}),
-    "completion of a command": (
-        [],
-        {**_COMPLETE, "COMP_WORDS": "nodeready au", "COMP_CWORD": "1"},
-    ),
-    "completion of an option": (
-        [],
-        {**_COMPLETE, "COMP_WORDS": "nodeready audit --f", "COMP_CWORD": "2"},
-    ),
+COMMANDS = ("--version", "--help", "audit --help", "stacks --help")
+#: Name -> the words of a command line that a shell completes.
+COMPLETIONS = {
+    "completion of a command": "nodeready au",
+    "completion of an option": "nodeready audit --f",
 }
 HEADER = ("", "runs", "wall", "CPU", "importing", "modules")
 
 
 def _run(name: str, *options: str) -> tuple[float, float, str]:
     """(wall, CPU, standard error) of one run. Raises BenchmarkError when it fails."""
-    words, environment = COMMANDS[name]
-    argv = [sys.executable, *options, "-m", "nodeready", *words]
+    words = COMPLETIONS.get(name)
+    argv = [sys.executable, *options, "-m", "nodeready", *(() if words else name.split()[1:])]
+    variables = dict(os.environ)
+    if words:
+        variables |= {"_NODEREADY_COMPLETE": "zsh_complete", "COMP_WORDS": words}
+        variables["COMP_CWORD"] = str(words.count(" "))
     began, before_s = time.monotonic(), cpu_s()
-    variables = {**os.environ, **environment}
     done = subprocess.run(
         argv, capture_output=True, text=True, check=False, cwd=ROOT, env=variables
     )
@@ -50,7 +42,7 @@ def _run(name: str, *options: str) -> tuple[float, float, str]:
 def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     """Each command: medians, and one run of -X importtime."""
     rows: list[tuple[str, ...]] = [HEADER]
-    for name in COMMANDS:
+    for name in (*(f"nodeready {words}" for words in COMMANDS), *COMPLETIONS):
         # The first run compiles what has changed.
         for _ in range(2):
             text = _run(name, "-X", "importtime")[2]

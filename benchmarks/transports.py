@@ -13,23 +13,9 @@ from pathlib import Path
 
 import ClusterShell
 
-from benchmarks.command import Benchmark
-from benchmarks.contenders import (
-    EXEC,
-    BenchmarkReport,
-    Budget,
-    Cluster,
-    Contender,
-    ansible_setup,
-    audit,
-    budget_rows,
-    clush,
-    cluster,
-    in_turns,
-    median,
-    sample_rows,
-    yardstick,
-)
+from benchmarks import contenders
+from benchmarks.command import Benchmark, BenchmarkReport, Budget, budget_rows
+from benchmarks.contenders import EXEC, Cluster, Contender, audit, clush
 from nodeready.fleet.inventory.nodeset import fold
 
 TREE, AUDIT_TREE = "clush true, tree", "nodeready audit, clush, tree"
@@ -47,18 +33,17 @@ def make_gateways(nodes: Cluster, count: int) -> Path:
         for path in ("/root/.ssh/config", str(nodes.lab.ssh_config)):
             node.run(f"mkdir -p {Path(path).parent}")
             node.write(path, "Host *\n  StrictHostKeyChecking accept-new\n", 0o600)
-    rows = [
-        f"{socket.gethostname().split('.')[0]}: {fold([gateway.name for gateway in gateways])}"
-    ]
+    names = fold([gateway.name for gateway in gateways])
+    rows = ["[routes]", f"{socket.gethostname().split('.')[0]}: {names}"]
     for index, gateway in enumerate(gateways):
         rows.append(f"{gateway.name}: {fold([leaf.name for leaf in leaves[index::count]])}")
     directory = nodes.directory / "clustershell"
     directory.mkdir()
-    (directory / "topology.conf").write_text("\n".join(["[routes]", *rows, ""]))
+    (directory / "topology.conf").write_text("\n".join([*rows, ""]))
     return directory
 
 
-def contenders(nodes: Cluster, tree: Path, ansible: Path | None) -> list[Contender]:
+def _contenders(nodes: Cluster, tree: Path, ansible: Path | None) -> list[Contender]:
     """All contenders; each exits with its own status for "all nodes answered"."""
     inventory = nodes.pyinfra_inventory("inventory", {})
     names, login = fold([node.name for node in nodes.lab.nodes]), f"-F {nodes.lab.ssh_config}"
@@ -69,7 +54,7 @@ def contenders(nodes: Cluster, tree: Path, ansible: Path | None) -> list[Contend
     branches = {"CLUSTERSHELL_CFGDIR": str(tree), "CLUSTERSHELL_GW_PYTHON_EXECUTABLE": "python3"}
     steps = ["srun", f"-N{nodes.size}", f"-n{nodes.size}", f"-w{names}", "true"]
     return [
-        yardstick(inventory),
+        contenders.yardstick(inventory),
         clush("clush true", login, names, 64, **flat),
         clush(TREE, login, names, 64, **branches),
         Contender("srun true", steps, environment=slurm),
@@ -78,24 +63,24 @@ def contenders(nodes: Cluster, tree: Path, ansible: Path | None) -> list[Contend
         audit("nodeready audit, clush", inventory, "--via", "clush", **flat),
         audit("nodeready audit, clush, tree", inventory, "--via", "clush", **branches),
         audit("nodeready audit, srun", inventory, "--via", "srun", **slurm),
-        *ansible_setup(nodes, ansible),
+        *contenders.ansible_setup(nodes, ansible),
     ]
 
 
 def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     size = arguments.nodes[0]
-    with cluster(size, arguments.name, slurm=True) as nodes:
+    with contenders.cluster(size, arguments.name, slurm=True) as nodes:
         tree = make_gateways(nodes, arguments.gateways)
-        chosen = contenders(nodes, tree, arguments.ansible)
+        chosen = _contenders(nodes, tree, arguments.ansible)
         # The first run over the tree is not measured: gateways learn the keys of their nodes.
-        in_turns(nodes, [contender for contender in chosen if "tree" in contender.name], 1)
-        samples = in_turns(nodes, chosen, arguments.repeat)
-    ratio = median(samples[AUDIT_TREE]).wall_s / median(samples[TREE]).wall_s
-    budget = Budget(f"audit over the tree ÷ {TREE}", 1.2, ratio)
-    tables = [("", sample_rows(samples, EXEC, "E", size)), ("", budget_rows([budget]))]
-    return BenchmarkReport(
-        f"The transports to {size} nodes", tables, f"{arguments.gateways} gateways."
-    )
+        trees = [contender for contender in chosen if "tree" in contender.name]
+        contenders.in_turns(nodes, trees, 1)
+        samples = contenders.in_turns(nodes, chosen, arguments.repeat)
+    budget = Budget(f"audit over the tree ÷ {TREE}", 1.2, samples.ratio(AUDIT_TREE, TREE))
+    rows = contenders.sample_rows(samples, EXEC, "E", size)
+    tables = [("", rows), ("", budget_rows([budget]))]
+    remark = f"{arguments.gateways} gateways."
+    return BenchmarkReport(f"The transports to {size} nodes", tables, remark)
 
 
 BENCHMARK = Benchmark(
