@@ -107,11 +107,7 @@ def read(package: Path = PACKAGE) -> tuple[dict[str, HouseRoom], Graph]:
 
 
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """The nodes of a cycle in their order; [] without one.
-
-    >>> cycle({"a": {"b"}, "b": set()})
-    []
-    """
+    """The nodes of a cycle in their order; [] without one."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -133,15 +129,12 @@ def floors(graph: Mapping[str, set[str]]) -> dict[str, int]:
 
 def order_problems(rooms: Mapping[str, HouseRoom], order: list[str]) -> list[str]:
     """A line for each room that is not on the list, and for each import against its order."""
-    problems = [
-        f"{name}: not on the list of tests/rooms.py" for name in rooms if name not in order
-    ]
+    problems = [f"{n}: not on the list of tests/rooms.py" for n in rooms if n not in order]
     for name, room in rooms.items():
         for target, places in room.imports.items():
             if name in order and target in order and order.index(target) > order.index(name):
-                problems += [
-                    f"{place}: {name} imports {target}, which is below it" for place in places
-                ]
+                text = f"{name} imports {target}, which is below it"
+                problems += [f"{place}: {text}" for place in places]
     return problems
 
 
@@ -211,24 +204,16 @@ def _arrow(start: tuple[float, float], end: tuple[float, float], right: float) -
     return f"M{x1:.0f} {y1:.0f}C{x1:.0f} {bend:.0f} {x2:.0f} {bend:.0f} {x2:.0f} {y2:.0f}"
 
 
-def _rooms() -> dict[str, str]:
+def main() -> int:
     sys.path.insert(0, str(ROOT))
     from tests.rooms import ROOMS
 
-    return ROOMS
-
-
-def main() -> int:
-    titles = _rooms()
     rooms, _ = read()
-    if problems := order_problems(rooms, list(titles)):
-        print(*problems, sep="\n", file=sys.stderr)
-        print(
-            f"draw_house: {len(problems)} imports against the list: nothing drawn", file=sys.stderr
-        )
+    if problems := order_problems(rooms, list(ROOMS)):
+        text = f"draw_house: {len(problems)} imports against the list: nothing drawn"
+        print(*problems, text, sep="\n", file=sys.stderr)
         return 1
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(picture(rooms, titles, list(titles)))
+    PICTURE.write_text(picture(rooms, ROOMS, list(ROOMS)))
     print(f"{PICTURE.relative_to(ROOT)}: written")
     return 0
 

@@ -86,16 +86,10 @@ _NOT_IN_EXAMPLE = frozenset({"lock_wait_s", "package_lock_wait_s"})  # settings 
 def policy_example() -> str:
     """The file of group_data with every setting, its meaning, and its default in a comment."""
     parts = [_EXAMPLE_HEAD]
+    fill = partial(textwrap.fill, width=97, break_on_hyphens=False, break_long_words=False)
     for field in fields(Policy):
         if field.name not in _NOT_IN_EXAMPLE:
-            comment = textwrap.fill(
-                reason(field.name),
-                97,
-                initial_indent="# ",
-                subsequent_indent="# ",
-                break_on_hyphens=False,
-                break_long_words=False,
-            )
+            comment = fill(reason(field.name), initial_indent="# ", subsequent_indent="# ")
             parts.append(f"\n{comment}\n# {field.name} = {value(field.default)}\n")
     return "".join(parts)
 
@@ -105,10 +99,6 @@ def exit_meanings() -> list[tuple[int, str]]:
     text = inspect.getdoc(exit_code) or ""
     rows = re.findall(r"^\w+: +(\d+), (.*)$", text, re.M)
     return [*((int(code), when) for code, when in rows), (OK, "success")]
-
-
-def exit_codes() -> str:
-    return markdown(("Code", "When"), ((str(code), when) for code, when in exit_meanings()))
 
 
 def leaves(
@@ -143,14 +133,10 @@ def environment_rules() -> str:
     for rule in RULES:
         problems.setdefault(rule.variables, []).append(plain(rule.problem))
     for bad in BAD_VALUES:
-        versions = (
-            _versions("NCCL", bad.nccl),
-            _versions("PyTorch", bad.torch),
-            _versions("CUDA", bad.cuda),
-            _versions("driver", bad.driver),
-        )
+        versions = {"NCCL": bad.nccl, "PyTorch": bad.torch, "CUDA": bad.cuda, "driver": bad.driver}
+        texts = [_versions(*row) for row in versions.items() if row[1] != ANY]
         variable = f"`{bad.variable}`" if bad.variable else ""
-        place = ", ".join(filter(None, (*versions, bad.machine)))
+        place = ", ".join([*texts, *filter(None, [bad.machine])])
         key, place = (variable, f"{place}: ") if variable and place else (variable or place, "")
         problems.setdefault(key, []).append(place + plain(bad.problem))
     # Variables with the same problem share a row.
@@ -163,9 +149,8 @@ def environment_rules() -> str:
 
 
 def _versions(name: str, versions: VersionRange) -> str:
-    """The versions in words; "": any."""
     first, fixed = (".".join(map(str, version)) for version in versions)
-    return "" if versions == ANY else f"{name} {first} to before {fixed}"
+    return f"{name} {first} to before {fixed}"
 
 
 def _meanings(title: str, meanings: Mapping[str, str]) -> str:
@@ -175,12 +160,8 @@ def _meanings(title: str, meanings: Mapping[str, str]) -> str:
 
 def checks_page() -> str:
     """docs/checks.md: a row for what each check declares; `nodeready explain` has the rest."""
-    head = (
-        (ROOT / "scripts/checks_head.md")
-        .read_text()
-        .rstrip("\n")
-        .replace("SEVERITIES", _meanings("Severity", SEVERITIES))
-    )
+    head = (ROOT / "scripts/checks_head.md").read_text().rstrip("\n")
+    head = head.replace("SEVERITIES", _meanings("Severity", SEVERITIES))
     parts = [head.replace("ACTIONS", _meanings("Action", ACTIONS))]
     for name, subject in SUBJECTS.items():
         parts.append(f"\n## {name}\n\n{plain(subject.about)}\n\n")
@@ -223,20 +204,17 @@ def option(parameter: click.Option) -> tuple[str, str]:
     text = parameter.help or ""
     if isinstance(parameter.default, str | int) and not (parameter.is_flag or parameter.count):
         text += f" Default: {parameter.default}."
-    variables = parameter.envvar or ()
-    if isinstance(variables, str):
-        variables = (variables,)
-    if variables:
-        text += f" Variable: {', else '.join(variables)}."
+    if variables := parameter.envvar:
+        names_of = [variables] if isinstance(variables, str) else variables
+        text += f" Variable: {', else '.join(names_of)}."
     return names, text
 
 
 def arguments(command: click.Command) -> str:
     """The arguments of a command, as its usage names them."""
     context = click.Context(command)
-    return " ".join(
-        p.make_metavar(context) for p in command.params if isinstance(p, click.Argument)
-    )
+    parameters = (p for p in command.params if isinstance(p, click.Argument))
+    return " ".join(parameter.make_metavar(context) for parameter in parameters)
 
 
 def man_page() -> str:
@@ -316,7 +294,7 @@ PAGES: dict[str, Callable[[], str]] = {
 #: Generated pieces of other pages: the name between the marks -> its text.
 PIECES: dict[str, Callable[[], str]] = {
     "policy-keys": policy_keys,
-    "exit-codes": exit_codes,
+    "exit-codes": lambda: markdown(("Code", "When"), ((f"{c}", w) for c, w in exit_meanings())),
     "operations": operations,
     "environment-rules": environment_rules,
 }

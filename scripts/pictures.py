@@ -22,8 +22,9 @@ import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
@@ -32,9 +33,9 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import hung_job  # noqa: E402
-
 from nodeready.lab import Lab, down  # noqa: E402
+from tests.builders.proof import put_py_spy  # noqa: E402
+from tests.command import wait_for  # noqa: E402
 
 IMAGES = ROOT / "docs/images"
 COLUMNS = 96
@@ -64,19 +65,12 @@ FORMAT = re.sub(
 
 #: Each colour has a contrast of 4.5:1 or more (WCAG 2.1, 1.4.3).
 THEME = TerminalTheme(
-    (27, 31, 36),
-    (220, 226, 232),
+    (27, 31, 36), (220, 226, 232),
     [
-        (128, 140, 152),
-        (244, 112, 103),
-        (87, 171, 90),
-        (218, 170, 63),
-        (83, 155, 245),
-        (203, 145, 240),
-        (57, 197, 207),
-        (220, 226, 232),
+        (128, 140, 152), (244, 112, 103), (87, 171, 90), (218, 170, 63), (83, 155, 245),
+        (203, 145, 240), (57, 197, 207), (220, 226, 232),
     ],
-)
+)  # fmt: skip
 
 
 class Terminal:
@@ -140,11 +134,13 @@ def _on_terminal(argv: list[str], env: dict[str, str]) -> tuple[str, int]:
     return output.decode().replace("\r\n", "\n"), started.wait()
 
 
-def _fleet(terminal: Terminal) -> None:
-    """Start eight H100 nodes, deploy to them, and break four of them."""
-    lab = Lab.up(LAB, nodes=8, profile="h100")
+# --- The scenes: each starts nodes of the lab.
+
+
+def fleet(terminal: Terminal) -> None:
+    """Eight H100 nodes after a deploy, of which four break."""
+    nodes = Lab.up(LAB, nodes=8, profile="h100").nodes
     terminal.run("deploy", INVENTORY, "--yes", quiet=True)
-    nodes = lab.nodes
     nodes[3].write(
         "/etc/sysctl.d/99-zzz-hardening.conf", "# CIS 1.5\nkernel.yama.ptrace_scope = 2\n"
     )
@@ -154,59 +150,74 @@ def _fleet(terminal: Terminal) -> None:
     nodes[7].reboot(fault="ib-half-rate")
 
 
-def audit(terminal: Terminal) -> None:
-    _fleet(terminal)
-    terminal.run("audit", INVENTORY, status=4)
+JOB = "/run/job"  # the directory of the training on the nodes
+JOB_NODES, PER_NODE = 4, 2
+#: Of `hung_train.py`: which rank hangs, and in which step.
+HANGS, STEP = 5, 20
+# With `--redirects` and `--tee` because torch 1.13 under Python 3.11 has no value for "none".
+TORCHRUN = f"""
+setsid /usr/bin/python3 -m torch.distributed.run --nnodes {JOB_NODES} --nproc_per_node {PER_NODE} \
+    --max_restarts 0 --redirects 1 --tee 2 --log_dir {JOB}/logs \
+    --node_rank {{number}} --master_addr {{master}} --master_port 29500 \
+    {JOB}/train.py </dev/null >{JOB}/log 2>&1 &
+"""
 
 
-def deploy(terminal: Terminal) -> None:
-    _fleet(terminal)
-    terminal.run("deploy", INVENTORY, "--diff", "--yes", status=4)
+def hung_job(terminal: Terminal) -> None:
+    """A real training under torchrun, until all ranks wait for the one that hangs."""
+    nodes = Lab.up(LAB, nodes=JOB_NODES).nodes
+    program = Path(__file__).with_name("hung_train.py").read_text()
+    for node in nodes:
+        put_py_spy(node)
+        node.write(f"{JOB}/train.py", program)
+        node.enter(["mkfifo", f"{JOB}/go"])
+        node.enter(["chown", "-R", "ml", JOB])
+    for number, node in enumerate(nodes):
+        node.run(TORCHRUN.format(number=number, master=nodes[0].name), user="ml")
+    files = [
+        Path(f"/proc/{nodes[rank // PER_NODE].pid}/root{JOB}/rank-{rank}")
+        for rank in range(JOB_NODES * PER_NODE)
+        if rank != HANGS
+    ]
+    try:
+        wait_for(lambda: all(p.exists() and p.read_text().split() == [f"{STEP}"] for p in files))
+    except AssertionError:
+        raise AssertionError("\n".join(node.read(f"{JOB}/log") for node in nodes)) from None
 
 
-def stacks(terminal: Terminal) -> None:
-    hung_job.hang(Lab.up(LAB, nodes=hung_job.NODES).nodes)
-    terminal.run("stacks", INVENTORY)
-
-
-def _page(terminal: Terminal, picture: Path, *words: str, script: str = "") -> None:
+def page(terminal: Terminal, picture: Path, words: Sequence[str], script: str) -> None:
     """A picture of the page of `nodeready WORDS` in a browser, after this script."""
     import chromium
 
-    page = terminal.home / "page.html"
-    command = [*NODEREADY, *words, "--format", "html"]
+    path = terminal.home / "page.html"
     done = subprocess.run(
-        command, env=terminal.environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False
-    )
-    page.write_text(_constant(done.stdout))
+        [*NODEREADY, *words, "--format", "html"],
+        env=terminal.environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False,
+    )  # fmt: skip
+    path.write_text(_constant(done.stdout))
     browser = chromium.start()
     try:
-        browser.get(page.as_uri())
+        browser.get(path.as_uri())
         browser.execute_script(script)
         browser.save_screenshot(str(picture))
     finally:
         browser.quit()
 
 
-def stacks_page(terminal: Terminal) -> None:
-    """The same as a page."""
-    hung_job.hang(Lab.up(LAB, nodes=hung_job.NODES).nodes)
-    _page(terminal, IMAGES / "stacks-page.png", "stacks", INVENTORY)
+class Scene(NamedTuple):
+    start: Callable[[Terminal], None]
+    words: Sequence[str]  # of the command
+    status: int = 0  # its exit status
+    script: str | None = None  # for its page in a browser, which is the picture
 
 
-def audit_page(terminal: Terminal) -> None:
-    """The same fleet as in `audit`, as a page with the first finding unfolded."""
-    _fleet(terminal)
-    unfold = "document.querySelector('.finding.fail').open = true"
-    _page(terminal, IMAGES / "audit-page.png", "audit", INVENTORY, script=unfold)
-
-
-SCENES: dict[str, Callable[[Terminal], None]] = {
-    "audit": audit,
-    "audit-page": audit_page,
-    "deploy": deploy,
-    "stacks": stacks,
-    "stacks-page": stacks_page,
+_UNFOLD = "document.querySelector('.finding.fail').open = true"  # the first finding
+SCENES = {
+    "audit": Scene(fleet, ("audit", INVENTORY), 4),
+    "audit-page": Scene(fleet, ("audit", INVENTORY), script=_UNFOLD),
+    "deploy": Scene(fleet, ("deploy", INVENTORY, "--diff", "--yes"), 4),
+    "stacks": Scene(hung_job, ("stacks", INVENTORY)),
+    "stacks-page": Scene(hung_job, ("stacks", INVENTORY), script=""),
 }
 
 
@@ -220,17 +231,19 @@ def main() -> int:
         return 1
     IMAGES.mkdir(exist_ok=True)
     for name in names:
+        scene = SCENES[name]
+        path = IMAGES / f"{name}.{'svg' if scene.script is None else 'png'}"
         with tempfile.TemporaryDirectory() as home:
             terminal = Terminal(Path(home))
             try:
-                SCENES[name](terminal)
+                scene.start(terminal)
+                if scene.script is None:
+                    terminal.run(*scene.words, status=scene.status)
+                    path.write_text(terminal.svg(name))
+                else:
+                    page(terminal, path, scene.words, scene.script)
             finally:
                 down(LAB)
-        path = IMAGES / f"{name}.svg"
-        if terminal.text:
-            path.write_text(terminal.svg(name))
-        else:  # A scene that has made its picture itself.
-            path = path.with_suffix(".png")
         print(f"{path.relative_to(ROOT)}: written")
     return 0
 
