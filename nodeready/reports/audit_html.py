@@ -215,16 +215,14 @@ class _NodeData:
         facts = observed_facts(node.facts, self._moment)
         return [
             *map(self._text, (node.name, node.status, _group(node), node.error)),
-            round(node.seconds, 2),
-            numbers,
-            self._differences.get(node.name, []),
+            round(node.seconds, 2), numbers, self._differences.get(node.name, []),
             self._passed.setdefault(passed, len(self._passed)),
             [
                 self._parts.setdefault((number, *map(self._text, row)), len(self._parts))
                 for number, table in enumerate(PART_TABLES)
                 for row in table.rows(facts)
             ],
-        ]
+        ]  # fmt: skip
 
     def _result(self, result: Result) -> tuple[str, ...]:
         """The texts of a result, in the order of the columns of page.js."""
@@ -309,13 +307,9 @@ def render(document: Audit | Ready, options: Options = PLAIN) -> Iterator[str]:
     nodes = [node for group in groups.values() for node in group]
     rows = [*errors(audit), *findings(audit, ("fail", "unknown", "warn", "waived"))]
     yield from page().render(
-        title=verdict,
-        tone=tone,
-        audit=audit,
+        title=verdict, tone=tone, audit=audit,
         counts={name: count for name, count in audit.summary["nodes"].items() if count},
-        groups=groups,
-        findings=rows,
-        trend=trend(options.looks(), len(audit.nodes)),
+        groups=groups, findings=rows, trend=trend(options.looks(), len(audit.nodes)),
         fix=lambda row: with_inventory(row.fix, options.inventory),
         data=_NodeData(audit, nodes, options.inventory).json(rows[:_FINDINGS]),
-    )
+    )  # fmt: skip

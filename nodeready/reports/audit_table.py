@@ -113,9 +113,8 @@ class _AuditTable(TableLayout):
             yield self.sentence("fix: ", (with_inventory(finding.fix, self.inventory), "cyan"))
 
     def brief(self, finding: AuditFinding) -> StyledLine:
-        return self.short(
-            finding.status, finding.title, finding.names, finding.text or f"e.g. {finding.example}"
-        )
+        text = finding.text or f"e.g. {finding.example}"
+        return self.short(finding.status, finding.title, finding.names, text)
 
     def outlier(self, outlier: Outlier) -> Iterator[StyledLine]:
         """An outlier: the fact with the nodes that differ, then the value of most nodes."""
@@ -148,13 +147,10 @@ class _AuditTable(TableLayout):
         healthy = [node for node in all_nodes if node.status in ("ok", "waived")]
         passed = [node.statuses["ok"] for node in healthy]
         minimum, maximum = min(passed, default=0), max(passed, default=0)
-        checks = (
-            counted(maximum, "check") if minimum == maximum else f"{minimum} to {maximum} checks"
-        )
-        for word, nodes, text in (
-            ("ok", healthy, f"  {checks} passed"),
-            ("na", [node for node in all_nodes if node.status == "na"], "  nothing applies here"),
-        ):
+        checks = counted(maximum, "check")
+        checks = checks if minimum == maximum else f"{minimum} to {maximum} checks"
+        na = [node for node in all_nodes if node.status == "na"], "  nothing applies here"
+        for word, nodes, text in (("ok", healthy, f"  {checks} passed"), ("na", *na)):
             if nodes:
                 names = self.nodes((node.name for node in nodes), _INDENT + len(text))
                 yield self.head(word, word, (names, "bold"), text)
@@ -189,13 +185,9 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
         # A deploy changes only what fails: of many subjects, the choice is a long way to say all.
         only = f" --only {','.join(repaired)}" if len(repaired) <= _MAX_SUBJECTS else ""
         tail.append(line("next: ", (f"nodeready deploy {options.inventory}{only}", "cyan")))
-    sections = [
-        *table.gaps(audit.gaps),
-        table.section(bad),
-        RowSection(audit.outliers, table.outlier, table.brief_outlier, table.count_line),
-        table.section(waived),
-        table.section(healthy),
-    ]
+    outliers = RowSection(audit.outliers, table.outlier, table.brief_outlier, table.count_line)
+    sections = [*table.gaps(audit.gaps), table.section(bad), outliers]
+    sections += [table.section(waived), table.section(healthy)]
     room = 0 if table.is_whole else max(_MIN_ROWS, options.lines - len(tail) - 1)
     # All findings of a single node are worth their lines.
     yield from fitted(sections, room, options.width, _MAX_WHOLE if table.has_one_node else 0)
@@ -207,26 +199,18 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
 def _recorded(audit: Audit, recorded: Recorded, verbose: int) -> Iterator[StyledLine]:
     """The source and the age of the verdicts; with ``verbose`` the age of each."""
     if verbose:
-        ages = (
-            (span(max(0.0, node.age_s)), node.name)
-            for node in audit.nodes
-            if node.age_s is not None
-        )
-        for age, names in grouped(ages):
-            yield line(
-                (f"{'age':<{_INDENT}}", "bold"), f"{age}  ", (node_set(names, NO_LIMIT), "bold")
-            )
+        aged = ((node.age_s, node.name) for node in audit.nodes if node.age_s is not None)
+        for age, names in grouped((span(max(0.0, age_s)), name) for age_s, name in aged):
+            nodes = node_set(names, NO_LIMIT), "bold"
+            yield line((f"{'age':<{_INDENT}}", "bold"), f"{age}  ", nodes)
     share = f"{counted(recorded.believed, 'node')} of {len(audit.nodes)}"
     text = f"recorded: {share} in {recorded.source}"
     if recorded.newest_s is not None and recorded.oldest_s is not None:
         text += f", newest {span(recorded.newest_s)}, oldest {span(recorded.oldest_s)} old"
     untrusted = len(audit.nodes) - recorded.believed - recorded.stale - recorded.missing
-    counts = (
-        (recorded.stale, "stale"),
-        (recorded.missing, "without a verdict"),
-        (untrusted, "not believed"),
-    )
-    bad = ", ".join(f"{number} {word}" for number, word in counts if number)
+    counts = {"stale": recorded.stale, "without a verdict": recorded.missing}
+    counts["not believed"] = untrusted
+    bad = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
     yield line(f"{text}; {bad}" if bad else text)
 
 
@@ -299,11 +283,8 @@ def changes(before: Findings, after: Findings, moment: str) -> Iterator[StyledLi
 
     A change of the value alone does not count: ages and counts change at every look.
     """
-    new = [
-        ((*after[key], key[1]), key[0])
-        for key in after
-        if before.get(key, ("",))[0] != after[key][0]
-    ]
+    changed = (key for key in after if before.get(key, ("",))[0] != after[key][0])
+    new = [((*after[key], key[1]), key[0]) for key in changed]
     gone = [(("ok", "", key[1]), key[0]) for key in before if key not in after]
     # The worst status first, and of one status the change of most nodes.
     rows = sorted(grouped(new), key=lambda row: NODE_STATUSES.index(row[0][0]))

@@ -101,10 +101,8 @@ class _DeployTable(TableLayout):
 
     def short_plan(self, plan: tuple[_Kinds, SimilarTexts]) -> StyledLine:
         kinds, row = plan
-        steps = ", ".join(name for kind, name in kinds if kind == _STEP)
-        return line(
-            (node_set_or_count(row.names, 40), "bold"), f": {steps or 'cannot be planned'}"
-        )
+        steps = ", ".join(name for kind, name in kinds if kind == _STEP) or "cannot be planned"
+        return line((node_set_or_count(row.names, 40), "bold"), f": {steps}")
 
     # --- Remaining results, and failures.
 
@@ -154,32 +152,27 @@ class _DeployTable(TableLayout):
 
     def outcomes(self, nodes: Iterable[DeployedNode]) -> list[RowSection]:
         """The outcomes, node sets folded: failed steps first, each with its reason."""
-        done = [(node, node.outcome) for node in nodes if node.outcome is not None]
-        failed = [
-            ((step, reason), node.name)
-            for node, outcome in done
-            for step, reason in outcome.failed.items()
-        ]
-        interrupted = [
-            ((f"stopped in {outcome.interrupted_step}",), node.name)
-            for node, outcome in done
-            if outcome.interrupted_step and not node.gap
-        ]
-        unrepaired = [
-            ((result.check, result_text(result)), node.name)
-            for node, outcome in done
-            if not outcome.failed
-            for result in outcome.unrepaired
-        ]
-        changed = [
-            ((", ".join(outcome.done),), node.name) for node, outcome in done if outcome.done
-        ]
-        return [
-            self.rows("failed", "fail", failed),
-            self.rows("partial", "warn", interrupted),
-            self.rows("not fixed", "fail", unrepaired),
-            self.rows("changed", "changed", changed),
-        ]
+        pairs: dict[str, list[tuple[Texts, str]]] = {word: [] for word in _OUTCOME_STYLES}
+        for node in nodes:
+            if (outcome := node.outcome) is None:
+                continue
+            texts: dict[str, list[Texts]] = {"failed": [*outcome.failed.items()]}
+            if outcome.interrupted_step and not node.gap:
+                texts["partial"] = [(f"stopped in {outcome.interrupted_step}",)]
+            if not outcome.failed:
+                unrepaired = ((result.check, result_text(result)) for result in outcome.unrepaired)
+                texts["not fixed"] = [*unrepaired]
+            if outcome.done:
+                texts["changed"] = [(", ".join(outcome.done),)]
+            for word, node_texts in texts.items():
+                pairs[word] += ((text, node.name) for text in node_texts)
+        return [self.rows(word, style, pairs[word]) for word, style in _OUTCOME_STYLES.items()]
+
+
+#: Word of an outcome -> its style.
+_OUTCOME_STYLES = {
+    "failed": "fail", "partial": "warn", "not fixed": "fail", "changed": "changed",
+}  # fmt: skip
 
 
 def show_plan(nodes: Iterable[DeployedNode], options: Options = PLAIN) -> Iterator[StyledLine]:

@@ -88,14 +88,11 @@ def _suite(
         cases.insert(0, _case("node", "node.look", _element("error", node.error, node.status)))
     failures = sum(status in failing for status in statuses)
     return _testsuite(
-        node.name,
-        audit.started,
-        f"{node.seconds:.3f}",
-        cases,
+        node.name, audit.started, f"{node.seconds:.3f}", cases,
         failures=failures + len(outliers) * ("warn" in failing),
         errors=statuses.count("unknown") + bool(node.error),
         skipped=statuses.count("na") + statuses.count("waived"),
-    )
+    )  # fmt: skip
 
 
 def _testsuite(name: str, started: str, seconds: str, cases: list[str], **counts: int) -> str:
@@ -131,13 +128,12 @@ def junit(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     differing_facts = sum(map(len, outliers_of.values()))
     failures = sum(results[status] for status in failing)
     return _document(
-        "audit",
-        audit.complete,
+        "audit", audit.complete,
         (_suite(node, audit, failing, outliers_of[node.name]) for node in audit.nodes),
         tests=sum(results.values()) + errors + differing_facts,
         failures=failures + differing_facts * ("warn" in failing),
         errors=results["unknown"] + errors,
-    )
+    )  # fmt: skip
 
 
 def junit_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
@@ -166,24 +162,16 @@ def junit_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[s
             )
         )
     return _document(
-        "smoke",
-        smoke_test.complete,
-        suites,
-        tests=len(suites),
+        "smoke", smoke_test.complete, suites, tests=len(suites),
         failures=sum("<failure" in suite for suite in suites),
         errors=sum("<error" in suite for suite in suites),
-    )
+    )  # fmt: skip
 
 
 def _smoke_suite(
-    name: str,
-    case: str,
-    smoke_test: SmokeReport,
-    suspicions: list[tuple[str, str]],
-    *,
-    reason: str,
-    warnings: tuple[str, ...] = (),
-) -> str:
+    name: str, case: str, smoke_test: SmokeReport, suspicions: list[tuple[str, str]], *,
+    reason: str, warnings: tuple[str, ...] = (),
+) -> str:  # fmt: skip
     """A suite with its one case. suspicions: (kind, evidence); reason: "" if it was tested"""
     inside = ""
     if suspicions:

@@ -69,12 +69,9 @@ class HtmlPage:
 
     def __init__(self, folder: str, **names: object) -> None:
         environment = Environment(
-            loader=PackageLoader("nodeready", "reports"),
-            extensions=[_Tight],
-            autoescape=True,
-            finalize=shown,
-            undefined=StrictUndefined,
-        )
+            loader=PackageLoader("nodeready", "reports"), extensions=[_Tight], autoescape=True,
+            finalize=shown, undefined=StrictUndefined,
+        )  # fmt: skip
         environment.filters.update(text=_text, lines=_lines, prose=_prose)
         environment.globals.update(counted=counted, NEWLINE=Markup("\n"), **names)
         self._environment = environment

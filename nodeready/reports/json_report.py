@@ -88,16 +88,12 @@ class TextWriter:
         # Id of a value -> the value, and its text from the second time on.
         self._shared: dict[int, tuple[Any, str]] = {}
         self.texts: dict[type, _Text] = {
-            str: _quoted,
-            int: int.__repr__,
-            bool: lambda value: "true" if value else "false",
+            str: _quoted, int: int.__repr__, bool: lambda value: "true" if value else "false",
             type(None): lambda value: "null",
             float: lambda value: float.__repr__(value) if math.isfinite(value) else "null",
-            list: self._list,
-            tuple: self._once(self._list),
-            dict: self.mapping,
+            list: self._list, tuple: self._once(self._list), dict: self.mapping,
             MappingProxyType: self._once(self.mapping),
-        }
+        }  # fmt: skip
 
     def __call__(self, value: Any) -> str:
         write = self.texts.get(type(value))

@@ -13,33 +13,19 @@ from nodeready.core.severity import words as severity_words
 from nodeready.core.text import counted, cut, sanitise
 from nodeready.reports.registry import PLAIN, Options
 
-STYLES = {
-    "fail": "bold red",
-    "warn": "yellow",
-    "unknown": "magenta",
-    "unreachable": "bold red",
-    "failed": "bold red",
-    "changed": "green",
-    "change": "cyan",
-    "ok": "green",
-    "na": "dim",
-    "waived": "dim",
-    # Groups of ranks, by their verdict or kind: see nodeready.runs.stacks.document.
-    "missing": "bold red",
-    "dead": "bold red",
-    "no-data": "bold red",
-    "uninterruptible": "bold red",
-    "stopped": "red",
-    "frozen": "red",
-    "traced": "magenta",
-    "blocked": "yellow",
-    "spinning": "yellow",
-    "unsure": "magenta",
-    "suspect": "bold red",
-    "victim": "cyan",
-    "progressing": "green",
-    "stack": "bold",
+#: Style -> the words that it belongs to; of ranks by their verdict or kind: see
+#: nodeready.runs.stacks.document.
+_WORDS_BY_STYLE = {
+    "bold red": "fail unreachable failed missing dead no-data uninterruptible suspect",
+    "red": "stopped frozen",
+    "yellow": "warn blocked spinning",
+    "magenta": "unknown traced unsure",
+    "green": "changed ok progressing",
+    "cyan": "change victim",
+    "dim": "na waived",
+    "bold": "stack",
 }
+STYLES = {word: style for style, words in _WORDS_BY_STYLE.items() for word in words.split()}
 Key = TypeVar("Key", bound=Hashable)
 Part = Union[str, tuple[str, str]]  # a text, or a text with its style
 
@@ -187,7 +173,7 @@ def fold_similar(
     for texts, names in names_of.items():
         # In a text of several nodes, no name is the node's own.
         shared, words = _split_words(texts, names[0] if len(names) == 1 else "")
-        shapes.setdefault(shared, _TextShape(shared)).add(texts, words, names)
+        shapes.setdefault(shared, _TextShape(shared)).add(words, names, [texts])
     kinds = sorted(shapes.values(), key=lambda shape: -shape.count)
     if reasons:
         for shape in kinds:
@@ -234,26 +220,24 @@ def _split_words(texts: Texts, name: str) -> _SplitTexts:
 
 
 class _TextShape:
-    """Texts that are equal except for some words.
-
-    rows:           the words -> the nodes with these words, and their texts
-    may_be_address: for each word: it is no part of a path
-    """
+    """Texts that are equal except for some words."""
 
     def __init__(self, shared: tuple[tuple[str, ...], ...]) -> None:
         self.shared = shared
+        # The words -> the nodes with these words, and their texts.
         self.rows: dict[tuple[str, ...], tuple[list[str], list[Texts]]] = {}
         before = (text for between in shared for text in between[:-1])
+        # A word of a path is none.
         self.may_be_address = tuple(not text.endswith("/") for text in before)
 
     @property
     def count(self) -> int:
         return sum(len(names) for names, _ in self.rows.values())
 
-    def add(self, own_texts: Texts, words: tuple[str, ...], names: list[str]) -> None:
-        row_names, texts = self.rows.setdefault(words, ([], []))
+    def add(self, words: tuple[str, ...], names: list[str], texts: list[Texts]) -> None:
+        row_names, row_texts = self.rows.setdefault(words, ([], []))
         row_names.extend(names)
-        texts.append(own_texts)
+        row_texts.extend(texts)
 
     def forget_addresses(self) -> None:
         """Merge the rows that differ only by an address of the node."""
@@ -271,10 +255,7 @@ class _TextShape:
                     if len({words[index] for words in several}) > 1:
                         merged = (*merged[:index], word, *merged[index + 1 :])
                 for words in several:
-                    names, texts = self.rows.pop(words)
-                    merged_names, merged_texts = self.rows.setdefault(merged, ([], []))
-                    merged_names.extend(names)
-                    merged_texts.extend(texts)
+                    self.add(merged, *self.rows.pop(words))
 
     def filled_in(self, words: Sequence[str]) -> Texts:
         """The texts with these words, without a node's name or address at the beginning."""
@@ -327,17 +308,13 @@ def _values_text(values: Counter[str], may_be_address: bool) -> str:
         if len(values) <= _MAX_VALUES:
             return ", ".join(first)
         return f"{', '.join(first[:2])} and {len(values) - 2} more"
-    ranked = sorted(values, key=_number)
+    numbers = {match[0]: float(match[2].replace(",", "")) for match in matches if match}
+    ranked = sorted(values, key=numbers.__getitem__)
     if len(ranked) <= _MAX_VALUES:
         return ", ".join(ranked)
     text = f"{ranked[0]} to {ranked[-1]}"
     majority, count = values.most_common(1)[0]
     return f"mostly {majority} ({text})" if count * 2 > sum(values.values()) else text
-
-
-def _number(text: str) -> float:
-    match = _NUMBER.fullmatch(text)
-    return float(match[2].replace(",", "")) if match else 0.0
 
 
 def _example_row(kinds: Sequence[_TextShape]) -> SimilarTexts:
@@ -372,21 +349,22 @@ def fitted(
 
     few: up to this number of rows in all sections, every row is shown whole
     """
+    titles = [[section.title] if section.rows and section.title else [] for section in sections]
     if not room or sum(len(section.rows) for section in sections) <= few:
-        for section in sections:
-            yield from _title(section)
+        for section, title in zip(sections, titles):
+            yield from title
             for row in section.rows:
                 yield from section.full(row)
         return
-    room -= sum(1 for section in sections for _ in _title(section))
+    room -= sum(map(len, titles))
     demands = [
         min(len(section.rows), section.max_rows) + (len(section.rows) > section.max_rows)
         for section in sections
     ]
     shares = _shares(demands, room)
     spare = room - sum(shares)
-    for section, share in zip(sections, shares):
-        yield from _title(section)
+    for section, share, title in zip(sections, shares, titles):
+        yield from title
         shown = section.rows if len(section.rows) <= share else section.rows[: max(0, share - 1)]
         has_room = True
         for row in shown:
@@ -401,11 +379,6 @@ def fitted(
                 yield short_line if len(short_line.plain) <= width else short_line.cut(width - 3)
         if len(shown) < len(section.rows) and share:
             yield section.count_line(len(section.rows) - len(shown))
-
-
-def _title(section: RowSection) -> Iterator[StyledLine]:
-    if section.rows and section.title is not None:
-        yield section.title
 
 
 def _height(row: StyledLine, width: int) -> int:
@@ -423,16 +396,21 @@ def _shares(demands: Sequence[int], room: int) -> list[int]:
     [1, 4, 4]
     """
     shares = [0] * len(demands)
-    while room > 0:
+    while room > 0 and shares != [*demands]:
         unmet = [index for index, demand in enumerate(demands) if shares[index] < demand]
-        if not unmet:
-            break
         share = max(1, room // len(unmet))
         for index in unmet:
             addition = min(share, demands[index] - shares[index], room)
             shares[index] += addition
             room -= addition
     return shares
+
+
+def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The head and the rows as texts, their cells in columns of one width."""
+    table = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*table)]
+    return ["  ".join(map(str.ljust, row, widths)) for row in table]
 
 
 NO_LIMIT = 1_000_000  # characters of a node set or of a text that is not cut
@@ -471,6 +449,11 @@ class TableLayout:
 
     def count_line(self, count: int) -> StyledLine:
         return self.detail((f"and {count} more (-v shows them)", "bold"))
+
+    def hidden(self, count: int, *nouns: str) -> Iterator[StyledLine]:
+        """The line that counts what a row hides, if anything."""
+        if count > 0:
+            yield self.detail((f"{counted(count, *nouns)} (-v shows them)", "dim"))
 
     def limited(
         self, rows: Sequence[Any], maximum: int, full: Callable[[Any], Iterable[StyledLine]]

@@ -36,7 +36,7 @@ from nodeready.runs.memory.changes import ANSWER, POLICY, REBOOT, RESULT
 from nodeready.runs.memory.diff import Diff, FleetChange, Side
 from nodeready.runs.memory.history import EVENT, JOB, STATUS, History, HistoryEntry, KeptLook
 from nodeready.runs.memory.lemons import FALSE_ALARM, MIN_DAYS, Lemon, Lemons
-from nodeready.runs.memory.look import Event, shown_value
+from nodeready.runs.memory.look import shown_value
 
 # --- `history`: an entry per line, the newest first.
 
@@ -47,10 +47,7 @@ _TEXT = 31  # the column of the text
 
 
 def history(document: History, options: Options = PLAIN) -> Iterator[StyledLine]:
-    if document.name:
-        yield from _life(document, options)
-    else:
-        yield from _looks(document, options)
+    return _life(document, options) if document.name else _looks(document, options)
 
 
 def _minute(moment: str) -> str:
@@ -66,21 +63,16 @@ def _span(first: str, last: str) -> str:
 def _life(document: History, options: Options) -> Iterator[StyledLine]:
     looks = f", {counted(document.count, 'look')}" if document.count else ""
     about = f"{document.about}, " if document.about else ""
-    period = (
-        f"{about}seen from {_minute(document.first_seen)} to {_minute(document.last_seen)} UTC"
-    )
-    yield line((document.name, "bold"), f"  {period}{looks}")
+    first, last = map(_minute, (document.first_seen, document.last_seen))
+    yield line((document.name, "bold"), f"  {about}seen from {first} to {last} UTC{looks}")
     is_whole = bool(options.verbose) or not options.lines
     entries = document.entries if is_whole else document.entries[: options.lines]
     causes = {(entry.time, check) for entry in entries if entry.kind == STATUS
               for check in entry.checks}  # fmt: skip
     for (moment, kind), group in groupby(entries, key=lambda entry: (entry.time, entry.kind)):
         # The line of the status names the results that cause it.
-        equal = [
-            entry
-            for entry in group
-            if kind != RESULT or any((moment, check) not in causes for check in entry.checks)
-        ]
+        equal = [entry for entry in group if kind != RESULT
+                 or any((moment, check) not in causes for check in entry.checks)]  # fmt: skip
         shown = equal if is_whole else equal[:_MAX_EQUAL]
         for entry in shown:
             yield from _entry(entry, document.name, options)
@@ -174,12 +166,9 @@ class _DiffTable(TableLayout):
 
     def full(self, change: FleetChange) -> Iterator[StyledLine]:
         yield self.first_line(change)
-        counts = ""
-        if change.suspect:
-            failing, healthy = len(self.diff.failing), self.diff.healthy
-            counts = (
-                f"  {change.failing} of {failing} failing, {change.healthy} of {healthy} healthy"
-            )
+        failing = f"  {change.failing} of {len(self.diff.failing)} failing"
+        healthy = f", {change.healthy} of {self.diff.healthy} healthy"
+        counts = f"{failing}{healthy}" if change.suspect else ""
         since = f"  since {_minute(change.since)}" if change.since else ""
         yield self.detail(self.names(change.nodes), f"{counts}{since}")
 
@@ -243,11 +232,10 @@ _MAX_INCIDENTS, _MAX_UNITS = 5, 10
 def lemons(document: Lemons, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The lemons, each with its newest incidents; with -v all incidents of all units."""
     named = document.lemons
-    yield line(
-        (counted(len(named), "lemon"), STYLES["fail" if named else "ok"]),
-        f" among {counted(document.node_count, 'node')} and {counted(document.gpu_count, 'GPU')}"
-        f" from {document.since[:10]} to {document.until[:10]}",
-    )
+    style = STYLES["fail" if named else "ok"]
+    units = f"{counted(document.node_count, 'node')} and {counted(document.gpu_count, 'GPU')}"
+    period = f"from {document.since[:10]} to {document.until[:10]}"
+    yield line((counted(len(named), "lemon"), style), f" among {units} {period}")
     for lemon in named:
         yield from _unit(lemon, options)
     unsuspicious = [unit for unit in document.units if not unit.is_lemon]
@@ -259,19 +247,17 @@ def lemons(document: Lemons, options: Options = PLAIN) -> Iterator[StyledLine]:
         if options.verbose:
             yield from _unit(unit, options)
         else:
-            yield line(f"  {unit}", f": {_last(unit.incidents[0])}"[:MAX_TEXT])
+            last = unit.incidents[0]
+            yield line(f"  {unit}", f": {last.time[:10]} {last.kind}"[:MAX_TEXT])
     if len(unsuspicious) > len(shown):
         yield line(f"  and {len(unsuspicious) - len(shown)} more: -v")
     if document.shared:
+        incidents = counted(document.shared, "incident")
         verb = "counts" if document.shared == 1 else "count"
-        yield line(
-            f"{counted(document.shared, 'incident')} of many nodes at once {verb} for no node"
-        )
+        yield line(f"{incidents} of many nodes at once {verb} for no node")
     if named:
-        yield line(
-            f"rule: incidents on {MIN_DAYS} days or more, and a chance below {FALSE_ALARM:.0%} "
-            "in a fleet of equals"
-        )
+        chance = f"a chance below {FALSE_ALARM:.0%} in a fleet of equals"
+        yield line(f"rule: incidents on {MIN_DAYS} days or more, and {chance}")
 
 
 def _place(lemon: Lemon) -> str:
@@ -281,10 +267,6 @@ def _place(lemon: Lemon) -> str:
         return f"was in {node_set(earlier)}"
     place = f"now in {sanitise(lemon.node)}"
     return f"{place}, before in {node_set(earlier)}" if earlier else place
-
-
-def _last(incident: Event) -> str:
-    return f"{incident.time[:10]} {incident.kind}"
 
 
 def _unit(lemon: Lemon, options: Options) -> Iterator[StyledLine]:
@@ -297,7 +279,7 @@ def _unit(lemon: Lemon, options: Options) -> Iterator[StyledLine]:
     for incident in shown:
         place = f"{incident.node}  " if lemon.kind == "gpu" else ""
         text = sanitise(incident.text, MAX_TEXT)
-        yield line(f"  {incident.time[:16].replace('T', ' ')}  {place}{incident.kind}  {text}")
+        yield line(f"  {_minute(incident.time)}  {place}{incident.kind}  {text}")
     if len(lemon.incidents) > len(shown):
         yield line(f"  and {len(lemon.incidents) - len(shown)} earlier: -v")
 

@@ -154,12 +154,9 @@ def _outliers(audit: Audit) -> Iterator[Sample]:
     for outlier in audit.outliers:
         for node, value in outlier.nodes.items():
             labels = {
-                "node": node,
-                "fact": outlier.fact,
-                "group": outlier.group,
-                "value": value_text(value),
-                "majority": value_text(outlier.majority),
-            }
+                "node": node, "fact": outlier.fact, "group": outlier.group,
+                "value": value_text(value), "majority": value_text(outlier.majority),
+            }  # fmt: skip
             yield labels, 1
 
 

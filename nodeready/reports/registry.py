@@ -108,18 +108,13 @@ _EXTENSIONS = {
 }  # fmt: skip
 #: The documents that have a table and JSON -> the function of the table.
 _PLAIN_DOCUMENTS = {
-    "waivers": "memory_tables:waivers",
-    "history": "memory_tables:history",
-    "debuggable": "stacks_table:debuggable",
-    "jobs": "triage_tables:jobs",
-    "undrain": "triage_tables:undrain",
-    "lemons": "memory_tables:lemons",
-    "cores": "triage_tables:cores_lines",
-    "tail": "triage_tables:tail_lines",
-    "postmortem": "triage_tables:postmortem",
-    "incident": "triage_tables:incident_index",
+    "waivers": "memory_tables:waivers", "history": "memory_tables:history",
+    "debuggable": "stacks_table:debuggable", "jobs": "triage_tables:jobs",
+    "undrain": "triage_tables:undrain", "lemons": "memory_tables:lemons",
+    "cores": "triage_tables:cores_lines", "tail": "triage_tables:tail_lines",
+    "postmortem": "triage_tables:postmortem", "incident": "triage_tables:incident_index",
     "diff": "memory_tables:diff_lines",
-}
+}  # fmt: skip
 #: Every format of every document; a command's first one is its default.
 _ROWS = (
     Format("audit", "table", "audit_table:show_audit", on_node=True),

@@ -187,12 +187,9 @@ def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     """The page. It folds without its script, and searches with it."""
     matrix, hidden_rows = _matrix(stacks)
     yield from page().render(
-        stacks=stacks,
-        title=rank_groups.headline(stacks),
-        groups=list(_cards(stacks)),
-        matrix=matrix,
-        hidden_rows=hidden_rows,
+        stacks=stacks, title=rank_groups.headline(stacks), groups=list(_cards(stacks)),
+        matrix=matrix, hidden_rows=hidden_rows,
         suspect_group=lambda ranks: _suspect_group(stacks, ranks),
         tree=list(_tree(stacks)) if any(group.frames for group in stacks.groups) else (),
         silent=[f"{gap.node}: {gap.reason}" for gap in rank_groups.silent(stacks)],
-    )
+    )  # fmt: skip

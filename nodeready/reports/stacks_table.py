@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 
 from nodeready.core.text import counted, sanitise
 from nodeready.reports.lines import (
@@ -85,23 +87,15 @@ def _few(texts: Sequence[str]) -> str:
 
 
 class _StacksTable(TableLayout):
-    """The layout of one table.
-
-    largest:     the group that all groups are compared with
-    max_ranks:   maximum columns of a set of ranks
-    members:     the text of each group's ranks
-    ranks_width: columns for these texts
-    has_roles:   a group has a role in the hang
-    """
-
     indent = 13
 
     def __init__(self, stacks: Stacks, options: Options) -> None:
         super().__init__(options)
         self.is_whole = bool(self.verbose)
         self.inventory = options.inventory
+        # All groups are compared with it.
         self.largest = largest(stacks)
-        self.max_ranks = NO_LIMIT if self.verbose else _RANKS
+        self.max_ranks = NO_LIMIT if self.verbose else _RANKS  # columns of a set of ranks
         self.members = [members(group, self.max_ranks) for group in stacks.groups]
         self.ranks_width = min(max(map(len, self.members), default=0), _RANKS)
         self.overtaken = overtaken(stacks)
@@ -110,7 +104,6 @@ class _StacksTable(TableLayout):
 
     def group_head(self, group: Group, number: int, ending: str = "") -> StyledLine:
         """``blocked      rank 7           gpu001``."""
-        kind = word(group)
         style = STYLES[group.role if group.role == "victim" else group.verdict or group.kind]
         role = f"{group.role or '':<{_ROLE}}" if self.has_roles else ""
         ranks_text = f"{self.members[number]:<{self.ranks_width}}  " if self.ranks_width else ""
@@ -118,7 +111,7 @@ class _StacksTable(TableLayout):
         room = max(20, min(remaining, _NODES))
         names = node_set(group.nodes, NO_LIMIT if self.verbose else room) if group.nodes else ""
         return line(
-            (f"{kind:<{self.indent}}", style),
+            (f"{word(group):<{self.indent}}", style),
             (role, STYLES[group.role] if group.role else ""),
             (ranks_text, "bold"),
             names,
@@ -167,13 +160,9 @@ class _StacksTable(TableLayout):
         maximum = len(group.threads) if self.verbose else _MAX_THREADS
         for thread in group.threads[:maximum]:
             frames = thread.frames[::-1] if self.verbose else thread.frames[-1:]
-            path = " < ".join(map(_brief, frames))
-            yield self.detail(
-                (f"thread {sanitise(thread.name, _LONG) or 'without a name'}: ", "dim"), path
-            )
-        if group.threads[maximum:]:
-            hidden = counted(len(group.threads) - maximum, "more thread")
-            yield self.detail((f"{hidden} (-v shows them)", "dim"))
+            name = sanitise(thread.name, _LONG) or "without a name"
+            yield self.detail((f"thread {name}: ", "dim"), " < ".join(map(_brief, frames)))
+        yield from self.hidden(len(group.threads) - maximum, "more thread")
 
     def group(self, group: Group, number: int) -> Iterator[StyledLine]:
         """A group in full: its ranks and nodes, the reason, the path, the hint."""
@@ -199,17 +188,16 @@ class _StacksTable(TableLayout):
         if named:
             yield self.fit(self.detail(("waits in ", "dim"), (_few(named), "dim")))
         yield from self.children(group)
-        yield from self.locals(group)
-        yield from self.system_calls(group)
+        yield from self.requested("local", group.locals, _MAX_LOCALS, "more variable")
+        yield from self.requested("calls", call_texts(group), _MAX_CALLS, "more system call")
         if group.hint:
             yield self.sentence("hint: ", (with_inventory(group.hint, self.inventory), "cyan"))
 
     def children(self, group: Group) -> Iterator[StyledLine]:
         """The kinds of child processes of the ranks, a line each."""
-        maximum = len(group.children) if self.verbose else _MAX_CHILDREN
-        if group.role == "victim" and not self.verbose:
-            # A victim waits for other ranks, not for its children.
-            maximum = 0
+        # A victim waits for other ranks, not for its children.
+        maximum = 0 if group.role == "victim" else _MAX_CHILDREN
+        maximum = len(group.children) if self.verbose else maximum
         first = next((child for child in group.children if child.hint), None)
         for child in group.children[:maximum]:
             count = f" ({child.processes})" if child.processes > 1 else ""
@@ -223,14 +211,9 @@ class _StacksTable(TableLayout):
                 place_text += f" < {_brief(own_frame)}"
             waits = sanitise(child.waits_on or child.wait_channel, _LONG)
             state = sanitise(child.state, 20)
-            parts = [f"state {state}" if state else "", waits, place_text]
-            yield self.fit(
-                self.detail(
-                    ("below: ", "dim"),
-                    f"{sanitise(child.kind, 40)}{count}",
-                    (f", {', '.join(filter(None, parts))}", "dim"),
-                )
-            )
+            parts = filter(None, (f"state {state}" if state else "", waits, place_text))
+            kind = f"{sanitise(child.kind, 40)}{count}"
+            yield self.fit(self.detail(("below: ", "dim"), kind, (f", {', '.join(parts)}", "dim")))
             if self.verbose:
                 yield self.detail(("  ", ""), (sanitise(child.command, MAX_TEXT), "dim"))
             if child.hint and (self.verbose or child is first):
@@ -240,23 +223,14 @@ class _StacksTable(TableLayout):
             hidden = counted(len(group.children) - maximum, "more sort", "more sorts")
             yield self.detail((f"{hidden} below (-v shows them)", "dim"))
 
-    def locals(self, group: Group) -> Iterator[StyledLine]:
-        """The variables of the innermost calls, which are captured on request."""
-        maximum = len(group.locals) if self.verbose else _MAX_LOCALS
-        for text in group.locals[:maximum]:
-            yield self.fit(self.detail(("local ", "dim"), sanitise(text, MAX_TEXT)))
-        if group.locals[maximum:]:
-            hidden = counted(len(group.locals) - maximum, "more variable")
-            yield self.detail((f"{hidden} (-v shows them)", "dim"))
-
-    def system_calls(self, group: Group) -> Iterator[StyledLine]:
-        """The system calls, which are counted on request."""
-        maximum = len(group.system_calls) if self.verbose else _MAX_CALLS
-        for text in call_texts(group)[:maximum]:
-            yield self.fit(self.detail(("calls ", "dim"), sanitise(text, MAX_TEXT)))
-        if group.system_calls[maximum:]:
-            hidden = counted(len(group.system_calls) - maximum, "more system call")
-            yield self.detail((f"{hidden} (-v shows them)", "dim"))
+    def requested(
+        self, word: str, texts: Sequence[str], maximum: int, noun: str
+    ) -> Iterator[StyledLine]:
+        """What is captured on request: variables of the innermost calls, system calls."""
+        maximum = len(texts) if self.verbose else maximum
+        for text in texts[:maximum]:
+            yield self.fit(self.detail((f"{word} ", "dim"), sanitise(text, MAX_TEXT)))
+        yield from self.hidden(len(texts) - maximum, noun)
 
     def short(self, group: Group, number: int) -> StyledLine:
         leaf = group.frames[-1:]
@@ -266,12 +240,9 @@ class _StacksTable(TableLayout):
     def groups(self, groups: Sequence[Group]) -> Iterator[StyledLine]:
         """The first groups in full, the next in a line each, and always the largest."""
         rows = list(enumerate(groups))
-        if self.verbose:
-            full, short, remaining = rows, [], []
-        else:
-            full, short = rows[:_MAX_FULL], rows[_MAX_FULL:_MAX_GROUPS]
-            remaining = rows[_MAX_GROUPS:]
-        for number, group in full:
+        whole, last = (len(rows),) * 2 if self.verbose else (_MAX_FULL, _MAX_GROUPS)
+        short, remaining = rows[whole:last], rows[last:]
+        for number, group in rows[:whole]:
             yield from self.group(group, number)
         if short:
             yield line("")
@@ -387,18 +358,13 @@ def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
     yield line((f"{verdict.kind:<{table.indent}}", style), (verdict.text, "bold"))
     if not table.verbose:
         first = verdict.suspects[0] if verdict.suspects else None
-        rows = [
-            # A group's own reason stands beside the group.
-            (
-                "for: ",
-                [text for text in first.for_ if ": " in text][:_MAX_REASONS] if first else (),
-            ),
-            ("against: ", first.against[:1] if first else ()),
-            ("missing: ", verdict.missing[:1]),
-        ]
+        # A group's own reason stands beside the group.
+        reasons = [text for text in first.for_ if ": " in text][:_MAX_REASONS] if first else ()
+        against = first.against[:1] if first else ()
+        rows = ("for", reasons), ("against", against), ("missing", verdict.missing[:1])
         for word, statements in rows:
             if statements:
-                yield table.sentence((word, "dim"), "; ".join(statements))
+                yield table.sentence((f"{word}: ", "dim"), "; ".join(statements))
         return
     for suspect in verdict.suspects:
         name = ranks(suspect.ranks) or node_set(suspect.nodes)
@@ -409,10 +375,8 @@ def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
         yield table.sentence(("missing: ", "dim"), text)
     for pace in stacks.paces:
         text = f"waits {pace.waits_percent:.0f}% of the time, in {pace.waiting} of {pace.looks} "
-        yield table.sentence(
-            (f"rank {pace.rank}: ", "dim"),
-            text + f"looks; {pace.factor:.2f} times its peers' work",
-        )
+        text += f"looks; {pace.factor:.2f} times its peers' work"
+        yield table.sentence((f"rank {pace.rank}: ", "dim"), text)
 
 
 def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
@@ -426,9 +390,8 @@ def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
             weighty = tuple(statement for statement in statements if statement.weight)
             statements = weighty[:_MAX_STATEMENTS] or statements[:1]
         for statement in statements:
-            subject = ranks(statement.ranks, _RANKS)
-            if not subject and statement.nodes:
-                subject = node_set(statement.nodes, _RANKS)
+            nodes = node_set(statement.nodes, _RANKS) if statement.nodes else ""
+            subject = ranks(statement.ranks, _RANKS) or nodes
             rows.append((name, f"{subject}: {statement.text}" if subject else statement.text, ""))
         if table.verbose:
             rows += [(name, f"nothing: {text}", "dim") for text in witness.absent]
@@ -440,11 +403,10 @@ def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
         rows.append(("nothing from", f"{', '.join(silent_names)} (-v tells why)", "dim"))
     if rows:
         yield line("")
-    before = ""
-    for name, text, style in rows:
-        shown = "" if name == before else name
-        before = name
-        yield line((f"{shown:<{_WITNESS}}", style or "bold"), (text, style))
+    for name, group in groupby(rows, key=itemgetter(0)):
+        for index, (_, text, style) in enumerate(group):
+            shown = "" if index else name
+            yield line((f"{shown:<{_WITNESS}}", style or "bold"), (text, style))
 
 
 # --- `stacks --check`: an item per line, and what to do for the next run.
@@ -465,9 +427,8 @@ def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[Style
         owner = ""
         if finding.processes < maximum:
             limit = NO_LIMIT if options.verbose else _MAX_SET
-            members = ranks(finding.ranks, limit) or counted(
-                finding.processes, "process", "processes"
-            )
+            count = counted(finding.processes, "process", "processes")
+            members = ranks(finding.ranks, limit) or count
             owner = f"{members} on {node_set(finding.nodes, limit)}: "
         result = (f"{finding.result:<9}", STYLES[finding.result])
         yield line(result, f"{finding.item:<13}{owner}{finding.observation}")

@@ -16,6 +16,7 @@ from nodeready.reports.lines import (
     SimilarTexts,
     StyledLine,
     TableLayout,
+    columns,
     fitted,
     fold_similar,
     grouped,
@@ -77,17 +78,13 @@ class _CoresTable(TableLayout):
         """The program and place of a crash, its frames, and one core to look at."""
         first = group.crashes[0]
         top = group.headline
-        place = ""
-        if top:
-            preposition = "in" if crashed_in(group.frames, top) else "below"
-            place = f" {preposition} {sanitise(top.function, _CORE_NAME)}"
-        yield self.named(group.signal_name, "fail", f"{group.program or '?'}{place}", group.nodes)
+        preposition = "in" if top and crashed_in(group.frames, top) else "below"
+        place = f" {preposition} {sanitise(top.function, _CORE_NAME)}" if top else ""
+        program = group.program or "?"
+        yield self.named(group.signal_name, "fail", f"{program}{place}", group.nodes)
         jobs = sorted({crash.core.job for crash in group.crashes if crash.core.job})
-        parts = [counted(len(group.crashes), "core")]
-        if group.ranks:
-            parts.append(f"rank{'s' * (len(group.ranks) > 1)} {fold_ranks(group.ranks)}")
-        if jobs:
-            parts.append(f"job {', '.join(jobs[:4])}")
+        parts = [counted(len(group.crashes), "core"), *filter(None, [ranks(group.ranks)])]
+        parts += [f"job {', '.join(jobs[:4])}"] if jobs else []
         since = f"first {first.when} on {first.node}" if len(group.crashes) > 1 else first.when
         yield self.detail(f"{', '.join(parts)}; {since}")
         yield from self.frames(group)
@@ -106,8 +103,7 @@ class _CoresTable(TableLayout):
     def core(self, crash: Crash) -> StyledLine:
         """The core file, its crash_process, and any doubt about the core."""
         doubt = f"; {crash.core.warning}" if crash.core.warning else ""
-        if crash.core.cut:
-            doubt += "; gdb's output was cut"
+        doubt += "; gdb's output was cut" if crash.core.cut else ""
         text = f"{crash.node}: {crash.location.file.path} ({crash_process(crash)})"
         return self.detail((text, "dim"), (doubt, STYLES["warn"]))
 
@@ -226,26 +222,18 @@ class _TailTable(TableLayout):
         rows = [group for group in self.tail.groups if group.kind in kinds]
         last = rows[-1:] if "lines" in kinds else []
         smaller = rows[: len(rows) - len(last)]
-        return [
-            RowSection(
-                section, self.full, self.short, self.count_line, _MAX_LOG_GROUPS - len(last)
-            )
-            for section in (smaller, last)
-        ]
+        functions, maximum = (self.full, self.short, self.count_line), _MAX_LOG_GROUPS - len(last)
+        return [RowSection(section, *functions, maximum) for section in (smaller, last)]
 
     def rank_text(self, group: LogGroup) -> str:
         """The known ranks of a group's files, and the nodes that a mixed log names."""
-        hosts = {file.host: None for file in group.files if file.host and not file.is_here}
-        return self.ranks_of(group) + (f" of {self.names(hosts)[0]}" if hosts else "")
-
-    def ranks_of(self, group: LogGroup) -> str:
-        """The known ranks of a group's files."""
         global_ranks = sorted({file.rank for file in group.files if file.rank is not None})
         local = sorted({file.local_rank for file in group.files if file.local_rank is not None})
         limit = NO_LIMIT if self.verbose else _LOG_RANKS
-        if global_ranks:
-            return f"  {ranks(global_ranks, limit)}"
-        return f"  local {ranks(local, limit)}" if local else ""
+        text = f"  local {ranks(local, limit)}" if local else ""
+        text = f"  {ranks(global_ranks, limit)}" if global_ranks else text
+        hosts = {file.host: None for file in group.files if file.host and not file.is_here}
+        return text + (f" of {self.names(hosts)[0]}" if hosts else "")
 
     def example_word(self, group: LogGroup) -> str:
         return "e.g. " if len(group.files) > 1 else ""
@@ -266,9 +254,8 @@ class _TailTable(TableLayout):
             word, style = _WORDS[group.kind]
         elif not any(file.is_known for file in group.files):
             word, style = "no rank", ""
-        yield self.head(
-            word, style, self.names(group.nodes), self.rank_text(group), f"  {self.state(group)}"
-        )
+        state = f"  {self.state(group)}"
+        yield self.head(word, style, self.names(group.nodes), self.rank_text(group), state)
         yield self.detail((f"{self.example_word(group)}{group.example}", "dim"))
         for text in group.lines:
             yield self.detail(("| ", "dim"), text)
@@ -304,13 +291,11 @@ class _TailTable(TableLayout):
         if tail.left_out:
             files = counted(tail.left_out, "file matches", "files match")
             yield line(f"{files}, too, and were written before these: --max-files takes more")
-        yield line(
-            f"{_counted_files(read)} on {counted(len(names), 'node')}, {counted(groups, 'group')}"
-        )
+        nodes = counted(len(names), "node")
+        yield line(f"{_counted_files(read)} on {nodes}, {counted(groups, 'group')}")
         if groups > _MAX_LOG_GROUPS and groups * 2 > tail.files:
-            yield line(
-                "few lines are equal: -n 1 compares only the last one, --grep chooses lines"
-            )
+            text = "few lines are equal: -n 1 compares only the last one, --grep chooses lines"
+            yield line(text)
 
     def state(self, group: LogGroup) -> str:
         paths = counted(len({(file.node, file.path) for file in group.files}), "file")
@@ -352,12 +337,9 @@ def _watchdog_text(report: LogReport) -> str:
         "mismatch": f"has called {collective}, other ranks a different one",
         "stuck": "its watchdog hangs (in CUDA, in NCCL, or it waits for the GIL)",
     }[report.kind]
-    counts = (
-        f"{count} {state}"
-        for count, state in ((report.enqueued, "enqueued"), (report.completed, "completed"))
-        if count is not None
-    )
-    text = ", ".join(filter(None, (words, *counts)))
+    counts = (report.enqueued, "enqueued"), (report.completed, "completed")
+    texts = (f"{count} {state}" for count, state in counts if count is not None)
+    text = ", ".join(filter(None, (words, *texts)))
     return f"{report.group}: {text}" if report.group else text
 
 
@@ -384,9 +366,8 @@ def tail_lines(tail: TailDocument, options: Options = PLAIN) -> Iterator[StyledL
 
 #: Maximum groups, ranks of one group in words, sources and reasons without -v.
 _MAX_FAILURES, _FAILED_RANKS, _MAX_ROWS = 8, 30, 4
-#: Role -> its style.
+#: Role -> its style; other roles: na.
 _ROLE_STYLES = {"failed": "fail", "lost": "victim", "waited": "blocked"}
-_ROLE_STYLES |= dict.fromkeys(("consequence", "ended", "report"), "na")
 _OFFSET_S = 0.5  # offsets of clocks from which on they are shown, in seconds
 
 
@@ -401,11 +382,10 @@ class _PostmortemTable(TableLayout):
         if any(place):
             yield self.detail(", ".join(filter(None, place)))
         for number, suspect in enumerate(cause.suspects[: None if self.is_whole else 3]):
-            is_one_of_several = (suspect.ranks, suspect.nodes) != (cause.ranks, cause.nodes)
-            if number or is_one_of_several:
-                word = "or " if number else "either "
+            # One of several.
+            if number or (suspect.ranks, suspect.nodes) != (cause.ranks, cause.nodes):
                 subject = self.subject(suspect.ranks, suspect.nodes)
-                yield self.detail((word, "dim"), (subject, "bold"))
+                yield self.detail(("or " if number else "either ", "dim"), (subject, "bold"))
             for word, texts in (("for", suspect.for_), ("against", suspect.against)):
                 for text in texts:
                     yield self.sentence((f"{word:<8}", "dim"), text)
@@ -422,7 +402,8 @@ class _PostmortemTable(TableLayout):
     def group(self, group: FailureGroup) -> Iterator[StyledLine]:
         subject = self.subject(group.ranks, group.nodes) or "unknown ranks"
         count = f", {group.count} times" if group.count > max(1, len(group.ranks)) else ""
-        yield self.head(group.role, _ROLE_STYLES[group.role], (subject, "bold"), count)
+        style = _ROLE_STYLES.get(group.role, "na")
+        yield self.head(group.role, style, (subject, "bold"), count)
         yield self.detail(group.text or group.kind)
         yield self.detail(("e.g. " if group.count > 1 else "", "dim"), (group.example, "dim"))
 
@@ -497,10 +478,8 @@ def incident_index(incident: Incident, options: Options = PLAIN) -> Iterator[Sty
     for part in incident.parts:
         yield from _part(part, directory, options)
     yield line("")
-    if incident.archive:
-        yield line("archive of all files: ", (incident.archive, "bold"))
-    else:
-        yield line(("there is no archive", STYLES["fail"]))
+    archive = "archive of all files: ", (incident.archive, "bold")
+    yield line(*archive) if incident.archive else line(("there is no archive", STYLES["fail"]))
 
 
 def _part(part: Part, directory: str, options: Options) -> Iterator[StyledLine]:
@@ -512,45 +491,37 @@ def _part(part: Part, directory: str, options: Options) -> Iterator[StyledLine]:
         yield line(f"{'':<{_NAME_WIDTH}}{_READERS[part.name].format(directory)}")
         few = part.files if options.verbose else part.files[:_MAX_FILES]
         hidden = len(part.files) - len(few)
-        yield line(
-            " " * _NAME_WIDTH,
-            ", ".join(name.partition("/")[2] for name in few),
-            f" and {counted(hidden, 'more file')}" if hidden else "",
-        )
+        files = ", ".join(name.partition("/")[2] for name in few)
+        more = f" and {counted(hidden, 'more file')}" if hidden else ""
+        yield line(" " * _NAME_WIDTH, files, more)
     for reason, names in reasons(reasons_of(part.gaps).items(), options.verbose):
         yield line(" " * _NAME_WIDTH, (node_set(names), "bold"), f": {reason}")
 
 
 # --- `jobs` on a terminal: a job per line, with its nodes.
 
-_HEAD = ("JOB", "USER", "RANKS", "SINCE (UTC)", "NODES")
+_HEAD = ("JOB", "USER", "RANKS", "SINCE (UTC)")
 _NODES = 160  # maximum columns of a node set
 
 
 def jobs(document: Jobs, options: Options = PLAIN) -> Iterator[StyledLine]:
     """A job per line; with -v its ranks and its command, too."""
     limit = NO_LIMIT if options.verbose or not options.lines else _NODES
-    rows = [
-        (
-            sanitise(job.job)[:MAX_NAME] or "-",
-            sanitise(job.user)[:MAX_NAME] or "-",
-            job.rank_count,
-            job.since.replace("T", " ")[:16] or "-",
-        )
-        for job in document.jobs
-    ]
+    rows = []
+    for job in document.jobs:
+        names = (sanitise(name)[:MAX_NAME] or "-" for name in (job.job, job.user))
+        rows.append((*names, job.rank_count, job.since.replace("T", " ")[:16] or "-"))
+    head, *texts = columns(_HEAD, rows)
     if rows:
-        widths = [max(map(len, column)) for column in zip(_HEAD, *rows)]
-        yield line(("  ".join(map(str.ljust, _HEAD[:-1], widths)) + f"  {_HEAD[-1]}", "bold"))
-        for job, row in zip(document.jobs, rows):
-            yield line("  ".join(map(str.ljust, row, widths)), "  ", node_set(job.nodes, limit))
+        yield line((f"{head}  NODES", "bold"))
+        for job, text in zip(document.jobs, texts):
+            yield line(text, "  ", node_set(job.nodes, limit))
             if options.verbose:
                 ranks = f"ranks {fold_ranks(job.ranks)}: " if job.ranks else ""
                 yield line(f"    {ranks}{sanitise(job.command)[:MAX_TEXT]}")
     else:
-        yield line(
-            "no ranks on ", node_set(document.nodes, limit) if document.nodes else "0 nodes"
-        )
+        nodes = node_set(document.nodes, limit) if document.nodes else "0 nodes"
+        yield line("no ranks on ", nodes)
     yield from show_gaps(document.gaps, options)
 
 
@@ -564,30 +535,22 @@ _HELD_LINES = 4  # maximum leftovers of a node that are shown without -v
 def undrain(document: Undrain, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The drained nodes: why they stay, and what to do."""
     limit = NO_LIMIT if options.verbose or not options.lines else _NODES
-    rows = grouped(
-        (
-            (
-                _DRAIN_WORDS[node.outcome],
-                node.since.replace("T", " ")[:16] or "-",
-                sanitise(node.reason, MAX_TEXT) or "-",
-                *([sanitise(node.obstacle)] if node.obstacle else ()),
-                *map(leftover_text, node.leftovers),
-            ),
-            node.name,
-        )
-        for node in document.nodes
-    )
-    widths = [max(map(len, column)) for column in zip(_DRAIN_HEAD, *(row[:3] for row, _ in rows))]
+    pairs = []
+    for node in document.nodes:
+        since = node.since.replace("T", " ")[:16] or "-"
+        cells = _DRAIN_WORDS[node.outcome], since, sanitise(node.reason, MAX_TEXT) or "-"
+        obstacle = [sanitise(node.obstacle)] if node.obstacle else []
+        pairs.append(((cells, (*obstacle, *map(leftover_text, node.leftovers))), node.name))
+    rows = grouped(pairs)
+    head, *texts = columns(_DRAIN_HEAD, (cells for (cells, _), _ in rows))
     if rows:
-        head = "  ".join(map(str.ljust, _DRAIN_HEAD, widths))
         yield line((f"{head}  NODES", "bold"))
-    for row, names in rows:
-        shown = "  ".join(map(str.ljust, row[:3], widths))
-        yield line(shown, "  ", node_set(names, limit))
-        lines = row[3:] if options.verbose or not options.lines else row[3 : 3 + _HELD_LINES]
+    for text, ((_, held), names) in zip(texts, rows):
+        yield line(text, "  ", node_set(names, limit))
+        lines = held if options.verbose or not options.lines else held[:_HELD_LINES]
         yield from (line(f"    {text}") for text in lines)
-        if len(lines) < len(row) - 3:
-            yield line(f"    and {len(row) - 3 - len(lines)} more: -v")
+        if len(lines) < len(held):
+            yield line(f"    and {len(held) - len(lines)} more: -v")
     for node in document.nodes:
         if node.incident:
             yield line(f"evidence of what was ended: {node.name}:{node.incident}")

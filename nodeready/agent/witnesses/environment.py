@@ -146,11 +146,10 @@ def _local_facts(pid: int, variables: Mapping[str, str] | None) -> EnvironmentFa
     return EnvironmentFacts(
         interfaces=tuple(islice(_interfaces(pid), _MAX_PORTS)),
         hca_ports=tuple(islice(_hca_ports(), _MAX_PORTS)),
-        gpus=len(list_directory(gpus)) if os.path.isdir(gpus) else None,
-        cpus=os.cpu_count() or 0,
+        gpus=len(list_directory(gpus)) if os.path.isdir(gpus) else None, cpus=os.cpu_count() or 0,
         machine=os.uname().machine,
         nccl_conf=tuple(_nccl_files(pid, variables.get("NCCL_CONF_FILE", ""))),
-    )
+    )  # fmt: skip
 
 
 def _nccl_files(pid: int, chosen: str) -> Iterator[NcclFile]:

@@ -378,9 +378,8 @@ def parse(data: bytes, began: float | None = None) -> Recording:
         version=_name(dump.get("version")),
         # JSON leaves the key out if there are no entries.
         partial=cut or ("entries" not in dump and not text),
-        groups=tuple(groups),
-        entries=tuple(_pending_calls(calls, groups)),
-    )
+        groups=tuple(groups), entries=tuple(_pending_calls(calls, groups)),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -414,15 +413,10 @@ def _call(row: Mapping[str, Any]) -> _RecordedCall | None:
     sizes = _list(row.get("input_sizes")) + _list(row.get("output_sizes"))
     types = _list(row.get("input_dtypes")) + _list(row.get("output_dtypes"))
     entry = RecorderEntry(
-        group=group[0] if group else group_id,
-        sequence=sequence,
-        is_p2p=is_p2p,
-        operation=operation if colon else name,
-        state=_name(row.get("state")),
-        sizes=_plain(sizes),
-        types=_plain(types),
-        site=_site(row.get("frames")),
-    )
+        group=group[0] if group else group_id, sequence=sequence, is_p2p=is_p2p,
+        operation=operation if colon else name, state=_name(row.get("state")),
+        sizes=_plain(sizes), types=_plain(types), site=_site(row.get("frames")),
+    )  # fmt: skip
     desc = group[1] if len(group) > 1 else ""
     retired = row.get("retired") is True
     return _RecordedCall(entry, group_id, desc, library if colon else "nccl", retired)

@@ -226,17 +226,14 @@ def _amd_smi(metric: str, static: str) -> Iterator[WitnessedGpu]:
         index = amd_json.whole_number(entry.get("gpu")) or 0
         about = fixed.get(index, {})
         yield WitnessedGpu(
-            index,
-            amd_json.text(amd_json.value_at(about, "asic", "market_name")) or "",
+            index, amd_json.text(amd_json.value_at(about, "asic", "market_name")) or "",
             amd_json.address(amd_json.value_at(about, "bus", "bdf")),
             amd_json.whole_number(amd_json.value_at(entry, "usage", "gfx_activity")),
             amd_json.whole_number(amd_json.value_at(entry, "usage", "umc_activity")),
             _truncated(amd_json.number(amd_json.value_at(entry, "power", "socket_power"))),
-            _truncated(amd_json.number(amd_json.value_at(about, "limit", "max_power"))),
-            (),
-            (),
+            _truncated(amd_json.number(amd_json.value_at(about, "limit", "max_power"))), (), (),
             amd_gpu.throttle_reasons(entry),
-        )
+        )  # fmt: skip
 
 
 def _truncated(value: float | None) -> int | None:
@@ -250,16 +247,12 @@ def _rocm_smi(printed: str) -> Iterator[WitnessedGpu]:
         # ROCm 5 and 6 have different names for the power.
         watts = next((value for key, value in card.items() if _POWER_KEY.fullmatch(key)), None)
         yield WitnessedGpu(
-            index,
-            amd_json.text(card.get("card series")) or "",
-            amd_json.address(card.get("pci bus")),
-            amd_json.whole_number(card.get("gpu use (%)")),
+            index, amd_json.text(card.get("card series")) or "",
+            amd_json.address(card.get("pci bus")), amd_json.whole_number(card.get("gpu use (%)")),
             amd_json.whole_number(card.get("gpu memory read/write activity (%)")),
             _truncated(amd_json.number(watts)),
-            _truncated(amd_json.number(card.get("max graphics package power (w)"))),
-            (),
-            (),
-        )
+            _truncated(amd_json.number(card.get("max graphics package power (w)"))), (), (),
+        )  # fmt: skip
 
 
 _POWER_KEY = re.compile(r"(average|current) (socket )?graphics package power \(w\)")

@@ -217,21 +217,18 @@ def _motion(pid: int, descendants: Sequence[int], progress: str) -> dict[str, An
     status = processes.contents(f"/proc/{pid}/status")
     switches = re.search(r"^voluntary_ctxt_switches:\s+(\d{1,18})", status, re.M)
     return {
-        "start": round(numbers[_START] / _TICKS, 2),
-        "state": state[:1],
+        "start": round(numbers[_START] / _TICKS, 2), "state": state[:1],
         "main_cpu_s": round((thread[1][10] + thread[1][11]) / _TICKS, 2),
         "cpu_s": round(sum(row[place] for row in rows for place in _CPU) / _TICKS, 2),
         "switches": int(switches[1]) if switches else 0,
         "faults": sum(row[place] for row in rows for place in _FAULTS),
         "moved_bytes": sum(moved_bytes) if moved_bytes else None,
-        "descendant_count": len(rows) - 1,
-        "log_bytes": size,
-        "log_age_s": age_s,
+        "descendant_count": len(rows) - 1, "log_bytes": size, "log_age_s": age_s,
         "watchdog": watchdog,
         "may_poll": has_open(pid, lambda path: path.startswith(_POLLED), _MAX_DESCRIPTORS),
         "progress": _last_match(pid, progress) if progress else None,
         "timeout_s": min(timeouts(_settings(pid)).values(), default=None),
-    }
+    }  # fmt: skip
 
 
 def timeouts(settings: str) -> dict[str, int]:

@@ -398,24 +398,16 @@ class _LogReader:
         names = ("provider", "gid", "tuner", "profiler")
         further: dict[str, Any] = {name: texts.get(name, "") for name in names}
         return replace(
-            rank,
-            version=texts.get("version", self.version),
-            driver=texts.get("driver", self.driver),
-            network=network,
+            rank, version=texts.get("version", self.version),
+            driver=texts.get("driver", self.driver), network=network,
             plugin=plugin if network != "Socket" else "",
             interface=interface or texts.get("bootstrap", ""),
             address=address if interface else texts.get("bootstrap address", ""),
-            hcas=tuple(facts.hcas)[:MAX_HCAS],
-            gdr=gdr,
-            transports=tuple(facts.transports),
-            channels=facts.channels,
-            nvls=facts.nvls,
-            **further,
-            calls=tuple(calls[0]) if len(calls) == 1 else (),
-            calls_size=size,
-            choices=tuple(facts.choices),
-            errors=tuple(facts.errors.values())[:MAX_ERRORS],
-        )
+            hcas=tuple(facts.hcas)[:MAX_HCAS], gdr=gdr, transports=tuple(facts.transports),
+            channels=facts.channels, nvls=facts.nvls, **further,
+            calls=tuple(calls[0]) if len(calls) == 1 else (), calls_size=size,
+            choices=tuple(facts.choices), errors=tuple(facts.errors.values())[:MAX_ERRORS],
+        )  # fmt: skip
 
 
 def _network(facts: _ProcessFacts) -> str:

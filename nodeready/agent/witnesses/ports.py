@@ -115,9 +115,7 @@ def _interface(path: str) -> dict[str, Any]:
     return {
         # ARPHRD_INFINIBAND of linux/if_arp.h: IP over InfiniBand.
         "kind": "infiniband" if processes.contents(f"{path}/type").strip() == "32" else "ethernet",
-        "state": state[:20],
-        "rdma": False,
-        "received": values.get("rx_bytes"),
+        "state": state[:20], "rdma": False, "received": values.get("rx_bytes"),
         "sent": values.get("tx_bytes"),
         "errors": {
             **_values(f"{path}/statistics", _NET_ERRORS),
@@ -125,7 +123,7 @@ def _interface(path: str) -> dict[str, Any]:
         },
         # Mb/s; -1, or an error, if the driver does not know it.
         "gbps": _values(path, ("speed",)).get("speed", 0) / 1000,
-    }
+    }  # fmt: skip
 
 
 def _rdma(path: str) -> dict[str, Any]:
@@ -142,18 +140,15 @@ def _rdma(path: str) -> dict[str, Any]:
             sent = sum(many.get(name, 0) for name in _HW_SENT)
     return {
         "kind": "roce" if layer == "Ethernet" else "infiniband",
-        "state": "up" if state == "active" else state[:20] or "unknown",
-        "rdma": True,
-        "words": words,
-        "received": received,
-        "sent": sent,
+        "state": "up" if state == "active" else state[:20] or "unknown", "rdma": True,
+        "words": words, "received": received, "sent": sent,
         "errors": {
             **_values(f"{path}/counters", _PORT_ERRORS),
             **_values(f"{path}/hw_counters", _HW_ERRORS),
         },
         # ``400 Gb/sec (4X NDR)``
         "gbps": float(rate[1]) if rate else 0.0,
-    }
+    }  # fmt: skip
 
 
 def network(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> Network:
@@ -183,14 +178,10 @@ def _port(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Witnesse
     increases = [(name, _counter_increase(*values, full=False)) for name, *values in errors]
     is_unreadable = new["state"] == "up" and (received is None or sent is None)
     return WitnessedPort(
-        name,
-        new["kind"],
-        UNREADABLE if is_unreadable else new["state"],
-        (received or 0) * unit,
+        name, new["kind"], UNREADABLE if is_unreadable else new["state"], (received or 0) * unit,
         (sent or 0) * unit,
-        tuple((counter, increase) for counter, increase in increases if increase),
-        new["gbps"],
-    )
+        tuple((counter, increase) for counter, increase in increases if increase), new["gbps"],
+    )  # fmt: skip
 
 
 def _counter_increase(old: int | None, new: int | None, *, full: bool = True) -> int | None:

@@ -38,13 +38,11 @@ def observe(pid: int, uid: int, nccl: str | None = None) -> RankSoftware:
         places = map(os.path.dirname, _torch_directories(maps))
         own_nccl = (packaged_version(pid, uid, place) for place in places)
         return RankSoftware(
-            library([pid], uid) if nccl is None else nccl,
-            torch_version(pid, uid, maps),
+            library([pid], uid) if nccl is None else nccl, torch_version(pid, uid, maps),
             next((match[1] for path in maps if (match := _DRIVER.search(path))), ""),
-            nccl_path[:_MAX_PATH],
-            _brought_by(nccl_path, environment),
+            nccl_path[:_MAX_PATH], _brought_by(nccl_path, environment),
             next(filter(None, own_nccl), ""),
-        )
+        )  # fmt: skip
     return RankSoftware()
 
 

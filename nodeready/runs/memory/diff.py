@@ -128,14 +128,10 @@ def compare(pairs: Iterable[NodeChanges], before: Side, after: Side, **values: A
         judged.append(replace(change, failing=bad, healthy=good, suspect=is_suspect))
     judged.sort(key=lambda change: _order(change, len(failing), len(healthy)))
     return Diff(
-        before=before,
-        after=after,
-        compared=len(every),
-        healthy=len(healthy),
-        failing=tuple(node.node for node in every if node.node in failing),
-        changes=tuple(judged),
+        before=before, after=after, compared=len(every), healthy=len(healthy),
+        failing=tuple(node.node for node in every if node.node in failing), changes=tuple(judged),
         **values,
-    )
+    )  # fmt: skip
 
 
 def _order(change: FleetChange, failing: int, healthy: int) -> tuple[object, ...]:

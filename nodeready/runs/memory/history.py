@@ -143,11 +143,9 @@ def causes(look: NodeLook) -> tuple[str, ...]:
 
 
 def node_entries(
-    life: Sequence[NodeLook],
-    newest: tuple[float, int, Mapping[str, int]],
-    events: Iterable[Event] = (),
-    jobs: Iterable[HistoryEntry] = (),
-) -> list[HistoryEntry]:
+    life: Sequence[NodeLook], newest: tuple[float, int, Mapping[str, int]],
+    events: Iterable[Event] = (), jobs: Iterable[HistoryEntry] = (),
+) -> list[HistoryEntry]:  # fmt: skip
     """The entries of a node, the newest first.
 
     life:   the node at each look at which something changed, the oldest first

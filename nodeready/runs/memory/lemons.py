@@ -163,13 +163,10 @@ def find_lemons(memory: Memory, nodes: Collection[str], since_s: float, until_s:
             by_node[SuspectUnit(incident.node, incident.node)].append(incident)
     units += rank(by_node, node_s, "node", node_s)
     return Lemons(
-        utc_moment(since_s),
-        utc_moment(until_s),
-        len(node_s),
-        len({unit.name for unit in parts}),
+        utc_moment(since_s), utc_moment(until_s), len(node_s), len({unit.name for unit in parts}),
         tuple(sorted(units, key=lambda unit: (not unit.is_lemon, unit.chance))),
         len(incidents) - len(unshared),
-    )
+    )  # fmt: skip
 
 
 def _gpu_incidents(

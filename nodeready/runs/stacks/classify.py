@@ -101,11 +101,9 @@ class LinkWait(NamedTuple):
 
 
 def waited_for(
-    groups: Sequence[LinkWait],
-    links: Links,
-    rank_of: Mapping[Place, int],
+    groups: Sequence[LinkWait], links: Links, rank_of: Mapping[Place, int],
     waiting_activities: frozenset[str],
-) -> list[tuple[int, ...]]:
+) -> list[tuple[int, ...]]:  # fmt: skip
     """For each group the ranks that all of its processes wait for; (): not all of them wait.
     waiting_activities: activities of hints in which a process waits for ranks. Of several ends
     only one may count: such a group waits if one of those ranks does not wait.
@@ -194,18 +192,12 @@ def _read_stack(frames: tuple[Frame, ...]) -> StackReading:
     hint = hints.find(frames)
     for_ranks = hint is not None and hint.activity in hints.FOR_RANKS
     return StackReading(
-        for_ranks,
-        hint is not None and hint.activity == "start",
-        hints.call_site(frames),
-        hints.polls(frames),
-        hints.delegates(frames),
-        hint is not None and hint.activity == "backward",
-        hints.pooled(frames),
-        hints.serves(frames),
-        hints.dispatched(frames),
-        frames[0].file if frames else "",
+        for_ranks, hint is not None and hint.activity == "start", hints.call_site(frames),
+        hints.polls(frames), hints.delegates(frames),
+        hint is not None and hint.activity == "backward", hints.pooled(frames),
+        hints.serves(frames), hints.dispatched(frames), frames[0].file if frames else "",
         *hints.locks(frames),
-    )
+    )  # fmt: skip
 
 
 #: A frame of the interpreter, which calls of some classes have from Python 3.12 on, after many

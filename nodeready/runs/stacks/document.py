@@ -316,12 +316,9 @@ STACKS_FAILURES = frozenset({FAILED})
 def stacks_code(stacks: Stacks) -> int:
     """The exit code of ``stacks``: success needs every rank's stack and every node's answer."""
     return gaps_code(
-        stacks.gaps,
-        complete=stacks.complete,
-        usage=not stacks.groups and not stacks.gaps,
-        check=not all(group.frames for group in stacks.groups),
-        failures=STACKS_FAILURES,
-    )
+        stacks.gaps, complete=stacks.complete, usage=not stacks.groups and not stacks.gaps,
+        check=not all(group.frames for group in stacks.groups), failures=STACKS_FAILURES,
+    )  # fmt: skip
 
 
 # --- The stacks of all groups as one tree, with their common calls once.

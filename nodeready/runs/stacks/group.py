@@ -539,29 +539,21 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         hint = hints.for_rank(advise.few_ranks(ranks) if ranks else "another process")
     nodes = {process.node for process in bucket.processes}
     return Group(
-        bucket.kind,
-        bucket.verdict,
+        bucket.kind, bucket.verdict,
         tuple(sorted({process.rank for process in bucket.processes if process.rank is not None})),
-        tuple(sorted(nodes, key=order.__getitem__)),
-        frames,
+        tuple(sorted(nodes, key=order.__getitem__)), frames,
         # A moving rank waits for nothing.
         hint.text if hint and bucket.verdict != "progressing" else "",
-        bucket.no_stack_reason,
-        len(frames),
-        len(bucket.processes),
-        native,
+        bucket.no_stack_reason, len(frames), len(bucket.processes), native,
         tuple(document.StackThread(name, table.frames([stack])) for name, stack in bucket.threads),
-        reason="; ".join(filter(None, reasons)),
-        user_frame=hints.user_frame(frames),
-        states=_states(bucket),
-        waits_on=_waits_on(bucket),
-        children=_child_rows(bucket, table),
+        reason="; ".join(filter(None, reasons)), user_frame=hints.user_frame(frames),
+        states=_states(bucket), waits_on=_waits_on(bucket), children=_child_rows(bucket, table),
         locals=_locals(bucket),
         system_calls=tuple(sorted(bucket.system_calls.values(), key=lambda row: -row.calls)),
         activity=hint.activity if hint else "",
         wakeups=bucket.wakeups[0] if bucket.wakeups else None,
         work=bucket.work if bucket.verdict in ("progressing", "spinning") else "",
-    )
+    )  # fmt: skip
 
 
 def _hint(
@@ -822,14 +814,9 @@ def _with_pace(decided: verdict.Decision, paced: document.Verdict) -> verdict.De
 
 
 def group(
-    traces: Iterable[Trace],
-    gaps: Mapping[str, Gap],
-    *,
-    all_threads: bool = False,
-    started: str = "",
-    finished: str = "",
-    complete: bool = True,
-) -> Stacks:
+    traces: Iterable[Trace], gaps: Mapping[str, Gap], *, all_threads: bool = False,
+    started: str = "", finished: str = "", complete: bool = True,
+) -> Stacks:  # fmt: skip
     """All traces as one document, the most suspicious group first. No trace is kept.
     traces: checked by `trace.read`; of several jobs the first of `TraceCollector.each_job` is
             grouped, and the advice names the rest
@@ -887,12 +874,10 @@ def _grouped(
     report = _read_witnesses(reader.evidence, buckets, job.count)
     places = (process for bucket in buckets for process in bucket.processes)
     decided = verdict.decide(
-        [member for member, _ in pairs],
-        report,
-        places,
+        [member for member, _ in pairs], report, places,
         OddRanks(*_odd_world(job), unasked, reader.part),
         [_links_of(bucket, reader.stacks) for _, bucket in pairs],
-    )
+    )  # fmt: skip
     paces: list[slow.Pace] = []
     if reader.paces.nodes:
         paces = reader.paces.paces(buckets, reader.links)
@@ -903,15 +888,8 @@ def _grouped(
     ranks.sort(key=lambda rank: (rank.rank is None, rank.rank or 0, order[rank.node], rank.pid))
     times = [text for text in reader.started if text]
     stacks = Stacks(
-        started or min(times, default=""),
-        finished or max(times, default=""),
-        job.name,
-        world,
-        tuple(member for member, _ in pairs),
-        tuple(ranks),
-        node_gaps(all_gaps),
-        (),
-        complete,
+        started or min(times, default=""), finished or max(times, default=""), job.name, world,
+        tuple(member for member, _ in pairs), tuple(ranks), node_gaps(all_gaps), (), complete,
         ", ".join(sorted(job.users - {""}, key=natural)),
         tuple(
             document.OtherJob(
@@ -920,11 +898,9 @@ def _grouped(
             )
             for other in jobs[1:]
         ),
-        decided.verdict if ranks else None,
-        report.witnesses,
-        job.threads.odd_threads() if ranks else (),
-        slow.pace_rows(paces),
-    )
+        decided.verdict if ranks else None, report.witnesses,
+        job.threads.odd_threads() if ranks else (), slow.pace_rows(paces),
+    )  # fmt: skip
     return advise.with_advice(
         stacks,
         {size: len(ranks) for size, ranks in job.worlds.items()},
