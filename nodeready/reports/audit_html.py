@@ -14,14 +14,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from nodeready.agent.audit_document import (
-    FAILED,
-    NODE_STATUSES,
-    UNREACHABLE,
-    Audit,
-    NodeReport,
-    Ready,
-)
+from nodeready.agent import audit_document
+from nodeready.agent.audit_document import Audit, NodeReport, Ready
 from nodeready.core.result import Result, fix_text
 from nodeready.core.text import counted, sanitise, utc_moment
 from nodeready.reports.evidence_html import PART_TABLES, observed_facts
@@ -42,7 +36,8 @@ from nodeready.subjects.registry import SUBJECTS
 # --- The trend: the nodes by status over the kept looks, as areas of a picture.
 
 #: The statuses of each area, from the bottom: their name is that of the first one.
-_AREAS = (("fail", UNREACHABLE, FAILED), ("unknown",), ("warn",))
+_LOST = (audit_document.UNREACHABLE, audit_document.FAILED)
+_AREAS = (("fail", *_LOST), ("unknown",), ("warn",))
 #: A look with a smaller share of the nodes, or of results per node, is partial, and no trend.
 _SHARE = 0.5
 #: Maximum looks of the picture, which has some pixels for each, and of the table below it.
@@ -66,11 +61,9 @@ HEADS = ("look", "fail or no answer", "unknown", "warn")
 
 def trend(looks: Sequence[Look], nodes: int) -> Trend | None:
     """The trend of a fleet of this many nodes; None: fewer than two looks at it were kept."""
-    looks = [
-        look
-        for look in looks
-        if look.complete and sum(look.summary.get("nodes", {}).values()) >= max(1, nodes * _SHARE)
-    ]
+    minimum = max(1, nodes * _SHARE)
+    looks = [look for look in looks if look.complete]
+    looks = [look for look in looks if sum(look.summary.get("nodes", {}).values()) >= minimum]
     maximum_results = max(map(_results_per_node, looks), default=0)
     counts_at = [
         (look.time_s, [sum(look.summary["nodes"][name] for name in area) for area in _AREAS])
@@ -89,22 +82,16 @@ def trend(looks: Sequence[Look], nodes: int) -> Trend | None:
         f"at least {min(failing)} and at most {max(failing)} nodes failed or gave no "
         f"answer, {failing[-1]} at last"
     )
-    return Trend(
-        sentence,
-        tuple(zip((area[0] for area in _AREAS), _paths(points, maximum))),
-        maximum,
-        utc_moment(points[0][0]),
-        utc_moment(points[-1][0]),
-        tuple(
-            (utc_moment(time_s), *map(str, counts))
-            for time_s, counts in counts_at[: -_TREND_ROWS - 1 : -1]
-        ),
-    )
+    areas = tuple(zip((area[0] for area in _AREAS), _paths(points, maximum)))
+    newest = counts_at[: -_TREND_ROWS - 1 : -1]
+    rows = tuple((utc_moment(time_s), *map(str, counts)) for time_s, counts in newest)
+    first, last = utc_moment(points[0][0]), utc_moment(points[-1][0])
+    return Trend(sentence, areas, maximum, first, last, rows)
 
 
 def _answered(look: Look) -> int:
     counts = look.summary["nodes"]
-    return sum(counts.values()) - counts[UNREACHABLE] - counts[FAILED]
+    return sum(counts.values()) - sum(counts[status] for status in _LOST)
 
 
 def _results_per_node(look: Look) -> float:
@@ -119,14 +106,11 @@ def _paths(points: Sequence[tuple[float, Sequence[int]]], maximum: int) -> Itera
     for area in range(len(_AREAS)):
         upper = [low + counts[area] for low, (_, counts) in zip(lower, points)]
         top, bottom = (
-            [
-                (x, round(HEIGHT - height / maximum * HEIGHT, 1))
-                for index, height in enumerate(heights)
-                for x in xs[index : index + 2]
-            ]
+            [f"{x} {round(HEIGHT - height / maximum * HEIGHT, 1)}"
+             for index, height in enumerate(heights) for x in xs[index : index + 2]]
             for heights in (upper, lower)
-        )
-        yield "M" + "L".join(f"{x} {y}" for x, y in (*top, *reversed(bottom))) + "Z"
+        )  # fmt: skip
+        yield f"M{'L'.join((*top, *reversed(bottom)))}Z"
         lower = upper
 
 
@@ -142,10 +126,6 @@ _FINDINGS, _OUTLIERS, _VALUES = 500, 200, 20
 _DENSE = 2000  # nodes from which on the squares are small, so that 10,000 fit on a screen
 #: Maximum characters of a node set in a row, of a whole one, and of a text in the data.
 _SET, _WHOLE_SET, _TEXT = 60, 20_000, 1000
-
-
-def _group(node: NodeReport) -> str:
-    return ", ".join(node.groups)
 
 
 @cache
@@ -171,10 +151,8 @@ def page() -> HtmlPage:
 
 
 class _NodeData:
-    """The nodes as JSON: every text once, and each node by the numbers of its texts.
-
-    nodes:     in the order of the grid
-    inventory: of the run, for the commands that repair
+    """The nodes as JSON: every text once, and each node by the numbers of its texts. nodes: in the
+    order of the grid. inventory: of the run, for the commands that repair
     """
 
     def __init__(self, audit: Audit, nodes: Sequence[NodeReport], inventory: str) -> None:
@@ -192,9 +170,8 @@ class _NodeData:
                 differences.append(self._text(differing(outlier, name)))
 
     def _text(self, text: str) -> int:
-        number = self._numbers.get(text)
-        if number is None:
-            number = self._numbers[text] = len(self._texts)
+        number = self._numbers.setdefault(text, len(self._texts))
+        if number == len(self._texts):
             self._texts.append(sanitise(text, _TEXT))
         return number
 
@@ -214,7 +191,7 @@ class _NodeData:
         passed = tuple(ids["ok"]), tuple(ids["na"])
         facts = observed_facts(node.facts, self._moment)
         return [
-            *map(self._text, (node.name, node.status, _group(node), node.error)),
+            *map(self._text, (node.name, node.status, ", ".join(node.groups), node.error)),
             round(node.seconds, 2), numbers, self._differences.get(node.name, []),
             self._passed.setdefault(passed, len(self._passed)),
             [
@@ -226,11 +203,9 @@ class _NodeData:
 
     def _result(self, result: Result) -> tuple[str, ...]:
         """The texts of a result, in the order of the columns of page.js."""
-        return (
-            *(result.status, result.check, cost_text(result.severity, result.status)),
-            *(result.actual, result.expected, result.source),
-            with_inventory(fix_text(result), self._inventory),
-        )
+        cost, fix = cost_text(result.severity, result.status), fix_text(result)
+        texts = result.actual, result.expected, result.source
+        return result.status, result.check, cost, *texts, with_inventory(fix, self._inventory)
 
     def json(self, rows: Sequence[AuditFinding]) -> Iterator[Markup]:
         """The data in pieces, with the nodes of these findings; no text ends the element."""
@@ -280,7 +255,7 @@ def _runs(numbers: Iterable[int]) -> list[int]:
 def _verdict(audit: Audit) -> tuple[str, str]:
     """The tone of the page, and the verdict in a sentence."""
     counts, total = audit.summary["nodes"], len(audit.nodes)
-    bad = {status: counts[status] for status in NODE_STATUSES[:4] if counts[status]}
+    bad = {status: counts[status] for status in audit_document.NODE_STATUSES[:4] if counts[status]}
     if bad:
         listed = ", ".join(f"{count} {status}" for status, count in bad.items())
         need = "needs" if sum(bad.values()) == 1 else "need"
@@ -303,7 +278,7 @@ def render(document: Audit | Ready, options: Options = PLAIN) -> Iterator[str]:
     tone, verdict = _ready_verdict(document) if isinstance(document, Ready) else _verdict(audit)
     groups: dict[str, list[NodeReport]] = {}
     for node in audit.nodes:
-        groups.setdefault(_group(node), []).append(node)
+        groups.setdefault(", ".join(node.groups), []).append(node)
     nodes = [node for group in groups.values() for node in group]
     rows = [*errors(audit), *findings(audit, ("fail", "unknown", "warn", "waived"))]
     yield from page().render(

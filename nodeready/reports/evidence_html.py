@@ -68,12 +68,7 @@ class PartTable:
         """The texts of the parts of one node. facts: as `observed_facts` returns them"""
         columns = self.columns.values()
         return [
-            tuple(
-                [
-                    _text(part.get(column) if isinstance(column, str) else column(part))
-                    for column in columns
-                ]
-            )
+            tuple([_text(part.get(c) if isinstance(c, str) else c(part)) for c in columns])
             for part in self.rows_of(facts)
         ]
 
@@ -249,14 +244,11 @@ def _evidence(node: NodeReport, moment: str, entries: Iterable[HistoryEntry]) ->
         if rows:
             cells = [list(compress(row, used)) for row in rows]
             tables.append((table.name, list(compress(table.columns, used)), cells))
-    return {
-        "node": node,
-        "findings": findings,
-        "hidden": len(bad) - len(findings),  # findings that are not about a part
-        "tables": tables,  # heading, columns and rows
-        # Moment, kind and text of each change of a part or of software, the newest first.
-        "history": list(islice(_history(entries), _ENTRIES)),
-    }
+    # Hidden: findings that are not about a part. A table: its heading, columns and rows. History:
+    # moment, kind and text of each change of a part or of software, the newest first.
+    history = list(islice(_history(entries), _ENTRIES))
+    page = {"node": node, "findings": findings, "hidden": len(bad) - len(findings)}
+    return {**page, "tables": tables, "history": history}
 
 
 def _shown(text: str, check: str) -> str:

@@ -43,18 +43,22 @@ def _element(name: str, message: str, kind: str, text: str = "") -> str:
 
 def _outcome(result: Result, failing: tuple[str, ...]) -> str:
     """The elements inside of a check's case; "" for a check that passed."""
+    status, text, severity = (
+        result.status,
+        result_text(result),
+        cost_text(result.severity, result.status),
+    )
     fix = f"fix: {fix_text(result)}" if fix_text(result) else ""
-    severity = cost_text(result.severity, result.status)
     cost = "; ".join(filter(None, (severity, fix)))
-    if result.status in failing:
-        return _element("failure", result_text(result), result.status, cost)
-    if result.status == "warn":
-        return f"<system-out>{_xml(f'warn: {result_text(result)} {cost}'.rstrip())}</system-out>"
-    if result.status == "unknown":
-        return _element("error", result_text(result), "unknown", severity)
-    if result.status == "waived":
-        return _element("skipped", result.fix, "waived", result_text(result))
-    return _element("skipped", result_text(result), "na") if result.status == "na" else ""
+    if status in failing:
+        return _element("failure", text, status, cost)
+    if status == "warn":
+        return f"<system-out>{_xml(f'warn: {text} {cost}'.rstrip())}</system-out>"
+    if status == "unknown":
+        return _element("error", text, status, severity)
+    if status == "waived":
+        return _element("skipped", result.fix, status, text)
+    return _element("skipped", text, status) if status == "na" else ""
 
 
 @lru_cache(maxsize=8192)
@@ -83,7 +87,11 @@ def _suite(
     statuses = [result.status for result in node.results]
     cases = [_check_case(result, failing) for result in node.results]
     for outlier in outliers:
-        cases.append(_case("outliers", outlier.fact, _difference(outlier, node.name, failing)))
+        text = differing(outlier, node.name)
+        difference = f"<system-out>{_xml(f'differs: {text}')}</system-out>"
+        if "warn" in failing:
+            difference = _element("failure", text, "differs")
+        cases.append(_case("outliers", outlier.fact, difference))
     if node.error:
         cases.insert(0, _case("node", "node.look", _element("error", node.error, node.status)))
     failures = sum(status in failing for status in statuses)
@@ -102,29 +110,16 @@ def _testsuite(name: str, started: str, seconds: str, cases: list[str], **counts
     return f"  {tag}>\n{''.join(cases)}  </testsuite>\n"
 
 
-def _difference(outlier: Outlier, name: str, failing: tuple[str, ...]) -> str:
-    text = differing(outlier, name)
-    if "warn" in failing:
-        return _element("failure", text, "differs")
-    return f"<system-out>{_xml(f'differs: {text}')}</system-out>"
-
-
-def _outliers_by_node(audit: Audit) -> dict[str, list[Outlier]]:
-    """Node -> the facts in which it differs from its peers."""
-    outliers_of: dict[str, list[Outlier]] = {node.name: [] for node in audit.nodes}
-    for outlier in audit.outliers:
-        for name in outlier.nodes:
-            if name in outliers_of:
-                outliers_of[name].append(outlier)
-    return outliers_of
-
-
 def junit(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     """The document in pieces, a node at a time. With ``fail_on`` "warn", outliers fail as well."""
     failing = ("fail", "warn") if options.fail_on == "warn" else ("fail",)
     results = audit.summary["results"]
     errors = sum(bool(node.error) for node in audit.nodes)
-    outliers_of = _outliers_by_node(audit)
+    # Node -> the facts in which it differs from its peers.
+    outliers_of: dict[str, list[Outlier]] = {node.name: [] for node in audit.nodes}
+    for outlier in audit.outliers:
+        for name in outlier.nodes.keys() & outliers_of.keys():
+            outliers_of[name].append(outlier)
     differing_facts = sum(map(len, outliers_of.values()))
     failures = sum(results[status] for status in failing)
     return _document(
@@ -145,8 +140,8 @@ def junit_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[s
     suspicions_of: dict[str, list[tuple[str, str]]] = {}
     for suspect in smoke_test.suspects:
         for name in suspect.blamed or (_ALL_NODES,):
-            suspicion = (suspect.kind, "; ".join(suspect.evidence))
-            suspicions_of.setdefault(name, []).append(suspicion)
+            suspicions = suspicions_of.setdefault(name, [])
+            suspicions.append((suspect.kind, "; ".join(suspect.evidence)))
     unfinished = smoke_test.stopped or ("" if smoke_test.complete else "interrupted")
     together = suspicions_of.get(_ALL_NODES, [])
     suites = [_smoke_suite(_ALL_NODES, "smoke.together", smoke_test, together, reason=unfinished)]
@@ -154,13 +149,8 @@ def junit_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[s
         suspicions = suspicions_of.get(node.name, [])
         is_untested = node.status in ("unreachable", "untested")
         reason = (node.absence or node.status) if is_untested else ""
-        suites.append(
-            _smoke_suite(
-                *(node.name, "smoke.collective", smoke_test, suspicions),
-                reason=reason,
-                warnings=node.warnings,
-            )
-        )
+        case = node.name, "smoke.collective", smoke_test, suspicions
+        suites.append(_smoke_suite(*case, reason=reason, warnings=node.warnings))
     return _document(
         "smoke", smoke_test.complete, suites, tests=len(suites),
         failures=sum("<failure" in suite for suite in suites),
@@ -182,11 +172,9 @@ def _smoke_suite(
         inside = _element("error", reason, "untested")
     elif warnings:
         inside = f"<system-out>{_xml('warn: ' + '; '.join(warnings))}</system-out>"
-    failures, errors = int(bool(suspicions)), int(bool(reason) and not suspicions)
+    counts = {"failures": int(bool(suspicions)), "errors": int(bool(reason) and not suspicions)}
     cases = [_case("smoke", case, inside)]
-    return _testsuite(
-        name, smoke_test.started, "0", cases, failures=failures, errors=errors, skipped=0
-    )
+    return _testsuite(name, smoke_test.started, "0", cases, **counts, skipped=0)
 
 
 # --- An audit as CSV: a row for each result of each node, for a spreadsheet.

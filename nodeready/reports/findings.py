@@ -38,7 +38,6 @@ class AuditFinding:
 
     @property
     def cost(self) -> str:
-        """The severity in words, as `cost_text`."""
         return cost_text(self.severity, self.status)
 
 
@@ -90,21 +89,16 @@ def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list
                 pairs = pairs_of.setdefault(kind, [])
                 pairs.append(((result_text(result), fix_text(result)), node.name))
                 first_of.setdefault(kind, result)
-    order = sorted(
-        pairs_of,
-        key=lambda key: (
-            order_of[key[0]],
-            first_of[key].rank[1],
-            0 if key[0] in ("ok", "na") else -len(pairs_of[key]),
-            _place(key[1]),
-            key[1],
-        ),
+
+    def order(kind: tuple[str, str]) -> tuple[object, ...]:
+        status, check = kind
+        count = 0 if status in ("ok", "na") else -len(pairs_of[kind])
+        return order_of[status], first_of[kind].rank[1], count, _place(check), check
+
+    kinds = (
+        (kind, row) for kind in sorted(pairs_of, key=order) for row in _rows(pairs_of[kind], every)
     )
-    rows = [
-        _finding_of(*kind, row, first_of[kind].severity)
-        for kind in order
-        for row in _rows(pairs_of[kind], every)
-    ]
+    rows = [_finding_of(*kind, row, first_of[kind].severity) for kind, row in kinds]
     return rows if every else _merge_unknown(rows)
 
 
@@ -119,10 +113,7 @@ def _merge_unknown(rows: list[AuditFinding]) -> list[AuditFinding]:
         is_unknown = row.status == "unknown"
         key = (subject, row.text, row.names, row.example) if is_unknown else (index,)
         groups.setdefault(key, []).append(row)
-    return [
-        replace(first, also=len(further)) if further else first
-        for first, *further in groups.values()
-    ]
+    return [replace(first, also=len(further)) for first, *further in groups.values()]
 
 
 #: The fix of a finding that a deploy repairs; the subject.
@@ -178,10 +169,8 @@ def differing(outlier: Outlier, name: str) -> str:
 
 def nodes_by_value(outlier: Outlier) -> Iterator[tuple[list[str], str]]:
     """The nodes that differ, by their value; the most nodes first."""
-    for value, names in grouped(
-        (value_text(value), name) for name, value in outlier.nodes.items()
-    ):
-        yield names, value
+    values = ((value_text(value), name) for name, value in outlier.nodes.items())
+    yield from ((names, value) for value, names in grouped(values))
 
 
 def outlier_line(outlier: Outlier, limit: int = 4) -> str:

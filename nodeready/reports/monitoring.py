@@ -39,11 +39,8 @@ def _line(text: str, end: str = "") -> str:
 
 def _headline(audit: Audit) -> str:
     counts = audit.summary["nodes"]
-    bad = [
-        f"{counts[status]} {status}"
-        for status in (UNREACHABLE, FAILED, "fail", "unknown", "warn")
-        if counts[status]
-    ]
+    worst = UNREACHABLE, FAILED, "fail", "unknown", "warn"
+    bad = [f"{counts[status]} {status}" for status in worst if counts[status]]
     total = counted(len(audit.nodes), "node")
     names = [node.name for node in audit.nodes if node.status not in ("ok", "na", "waived")]
     if not audit.nodes:
@@ -65,23 +62,16 @@ def _performance(audit: Audit) -> str:
     return " ".join([*nodes, *checks, f"outliers={len(audit.outliers)};;;0"])
 
 
-def _finding_text(finding: AuditFinding) -> str:
-    return finding.text or f"e.g. {finding.example}"
-
-
 def _finding_line(finding: AuditFinding) -> str:
     notes = [finding.cost, f"fix: {finding.fix}" if finding.fix else ""]
     note = "; ".join(filter(None, notes))
-    word = f"{finding.status.upper()} {finding.title}"
-    text = f"{word} {node_set(finding.names)}: {_finding_text(finding)}"
-    return _line(text, f" ({note})" if note else "")
+    words = " ".join(filter(None, (finding.status.upper(), finding.title)))
+    text = finding.text or f"e.g. {finding.example}"
+    return _line(f"{words} {node_set(finding.names)}: {text}", f" ({note})" if note else "")
 
 
 def _detail_lines(audit: Audit) -> Iterator[str]:
-    for error in errors(audit):
-        yield _line(f"{error.status.upper()} {node_set(error.names)}: {_finding_text(error)}")
-    statuses = ("fail", "unknown", "warn", "waived")
-    yield from (_finding_line(finding) for finding in findings(audit, statuses))
+    yield from map(_finding_line, (*errors(audit), *findings(audit, _LISTED_STATUSES)))
     yield from (_line(f"DIFFERS {outlier_line(outlier)}") for outlier in audit.outliers)
 
 
@@ -167,16 +157,10 @@ def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     digest, version = {"policy_digest": audit.policy_digest}, {"version": nodeready.__version__}
     counts = [({"status": key}, count) for key, count in audit.summary["nodes"].items()]
     ages = [({"node": node.name}, node.age_s) for node in audit.nodes if node.age_s is not None]
-    reached = (
-        ({"node": node.name}, float(node.status not in (UNREACHABLE, FAILED)))
-        for node in audit.nodes
-    )
-    results = (
-        ({"node": node.name, "status": status}, node.statuses[status])
-        for node in audit.nodes
-        if node.results
-        for status in STATUSES
-    )
+    lost = (UNREACHABLE, FAILED)
+    reached = (({"node": node.name}, float(node.status not in lost)) for node in audit.nodes)
+    judged = ((node, status) for node in audit.nodes if node.results for status in STATUSES)
+    results = (({"node": n.name, "status": status}, n.statuses[status]) for n, status in judged)
     about_timestamp = "When the audit ended, in seconds since 1970."
     about_complete = "0 when it was interrupted: nodes are missing."
     rows: tuple[tuple[str, str, Iterable[Sample]], ...] = (
@@ -199,11 +183,8 @@ def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
 def prometheus_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
     """A smoke test: the verdict, a series for each suspect, and the bandwidth of the links."""
     finished = _seconds(smoke_test.finished)
-    suspects: list[Sample] = [
-        ({"node": name, "kind": suspect.kind}, 1)
-        for suspect in smoke_test.suspects
-        for name in suspect.blamed or ("",)
-    ]
+    blamed = ((name, s.kind) for s in smoke_test.suspects for name in s.blamed or ("",))
+    suspects: list[Sample] = [({"node": name, "kind": kind}, 1) for name, kind in blamed]
     excluded: list[Sample] = [({"node": name}, 1) for name in smoke_test.exclude]
     counts: list[Sample] = [({"status": key}, count) for key, count in smoke_test.summary.items()]
     took = duration_s(smoke_test.started, smoke_test.finished)
@@ -224,8 +205,6 @@ def prometheus_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Itera
         ("floor_gbps", "The least that the policy wants.", "floor_gbps"),
     ):
         figures = [({"class": link.name}, getattr(link, value)) for link in smoke_test.links]
-        rows.append(
-            (name, about, [figure for figure in figures if figure[1] or value != "floor_gbps"])
-        )
+        rows.append((name, about, [row for row in figures if row[1] or value != "floor_gbps"]))
     for name, about, samples in rows:
         yield from _metric(f"nodeready_smoke_{name}", about, samples)

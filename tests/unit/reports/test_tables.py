@@ -34,17 +34,7 @@ from nodeready.runs.smoke.knowledge import SmokeSuspect
 from nodeready.runs.stacks.document import Group
 from nodeready.runs.tail import Grouping
 from tests.builders import stack_fleets
-from tests.builders.fleets import (
-    MEMLOCK,
-    RCMD,
-    SCOPE,
-    audit,
-    crowd,
-    lost,
-    node,
-    outcomes,
-    rated,
-)
+from tests.builders.fleets import MEMLOCK, RCMD, SCOPE, audit, crowd, lost, node, outcomes, rated
 from tests.builders.results import fail, fixable, unknown, warn
 from tests.cases import cases, read_table
 
