@@ -100,10 +100,8 @@ def changes(before: NodeLook, after: NodeLook) -> tuple[Change, ...]:
         for parts in (name for name, parts in _PARTS.items() if parts.is_named):
             renamed = _renames(parts, old, new)
             words |= renamed
-            every += [
-                Change(SETTING, f"{parts}[{word}]", name, word, "renamed")
-                for name, word in renamed.items()
-            ]
+            for name, word in renamed.items():
+                every.append(Change(SETTING, f"{parts}[{word}]", name, word, "renamed"))
         if words:
             before = _renamed(replace(before, facts=old), words)
             old = before.facts
@@ -198,10 +196,9 @@ class _FactChanges:
         self._before, self._after = before, after
 
     def changes(self, requested: Collection[str]) -> Iterator[Change]:
-        """The changes of parts, of elements that came or went, and of single facts.
-
-        requested: the subjects whose facts the two looks requested differently: a fact of one look
-               alone is no change
+        """The changes of parts, of elements that came or went, and of single facts. requested: the
+        subjects whose facts the two looks requested differently: a fact of one look alone is no
+        change
         """
         before, after = self._before, self._after
         keys = [key for key, value in after.items() if before.get(key) != value]
@@ -266,12 +263,10 @@ class _FactChanges:
         """The change of a part, with the facts in which the new part differs from the old part."""
         note = "new" if old is None else "gone"
         if old is not None and new is not None:
-            differing = [
-                f"{key[len(part) + 1 :]} {shown_value(key, self._before.get(key))}"
-                f" -> {shown_value(key, self._after.get(key))}"
-                for key in keys
-                if not is_unique(key)
-            ]
+            sides, differing = (self._before, self._after), []
+            for key in (key for key in keys if not is_unique(key)):
+                before, after = (shown_value(key, facts.get(key)) for facts in sides)
+                differing.append(f"{key[len(part) + 1 :]} {before} -> {after}")
             note = "; ".join(("replaced", *differing[:_MAX_ALSO]))
             if len(differing) > _MAX_ALSO:
                 note += f" and {len(differing) - _MAX_ALSO} more"
@@ -349,12 +344,11 @@ def _renamed(look: NodeLook, names: Mapping[str, str]) -> NodeLook:
     def new(text: str) -> str:
         return pattern.sub(lambda match: names[match[1]], text)
 
-    facts: dict[str, Value] = {}
+    facts = dict[str, Value]()
     for key, value in look.facts.items():
-        if key.startswith(("nics.", "rdma.")):
-            facts[new(key)] = new(value) if isinstance(value, str) else value
-        else:
-            facts[key] = value
+        is_named = key.startswith(("nics.", "rdma."))
+        text = new(value) if is_named and isinstance(value, str) else value
+        facts[new(key) if is_named else key] = text
     counters = {}
     for key, total in look.counters.items():
         subject, _, name = key.partition(".")

@@ -56,10 +56,8 @@ class _Nodes:
         return [*targets.load_targets(self.inventory, options, self.tell.note)[2]]
 
     def targets(self, limit: str | None) -> Targets:
-        options = replace(self.options, limit=limit)
-        return targets.select_targets(
-            self.inventory, options, job=options.job, tell=self.tell.note
-        )
+        options, note = replace(self.options, limit=limit), self.tell.note
+        return targets.select_targets(self.inventory, options, job=options.job, tell=note)
 
     def ask(self, limit: str | None) -> dict[str, Any]:
         """Look at the nodes as an audit does, and keep the look: the fields of `Diff` that say who
@@ -72,9 +70,8 @@ class _Nodes:
         nodes = nodes.chosen(selection)
         writer = keeper.section_writer(select(nodes.gate_policies.values()).results)
         with AuditWorkers(nodes.policies, None, None, writer) as workers, nodes.transport:
-            audit = look_at_nodes(
-                nodes, self.tell, selection, self.options.timeout, workers, keeper=keeper
-            )
+            timeout_s = self.options.timeout
+            audit = look_at_nodes(nodes, self.tell, selection, timeout_s, workers, keeper=keeper)
             keeper.keep_audit(audit, audit_code(audit), workers)
         with open_memory() as memory:
             if not memory.looks(started_s):
@@ -88,10 +85,8 @@ def run(inventory: str, options: DiffOptions, tell: Tell) -> Diff:
     if since and against:
         raise Refused("--since and --against: compare with one of them: remove the other")
     if until and not (since or against):
-        raise Refused(
-            f"--until {until}: needs --since: nodeready diff {options.words(inventory)} "
-            f"--since yesterday --until {until}"
-        )
+        command = f"nodeready diff {options.words(inventory)} --since yesterday --until {until}"
+        raise Refused(f"--until {until}: needs --since: {command}")
     if not (since or against):
         since, until = _last_two(inventory)
     nodes = _Nodes(inventory, options, tell)
@@ -107,13 +102,11 @@ def diff_files(before: str, after: str) -> Diff:
     old, new = AuditFile.read(Path(before)), AuditFile.read(Path(after))
     old_names, new_names = {*old.names}, {*new.names}
     pairs = ((old.look(name), new.look(name)) for name in new.names if name in old_names)
-    return compare(
-        since_changes(pairs),
-        Side(before, old.started),
-        Side(after, new.started),
-        only_before=tuple(name for name in old.names if name not in new_names),
-        only_after=tuple(name for name in new.names if name not in old_names),
-    )
+    sides = Side(before, old.started), Side(after, new.started)
+    only_before = tuple(name for name in old.names if name not in new_names)
+    only_after = tuple(name for name in new.names if name not in old_names)
+    changes = since_changes(pairs)
+    return compare(changes, *sides, only_before=only_before, only_after=only_after)
 
 
 def _moment(name: str, words: str, memory: Memory) -> float:
@@ -121,9 +114,8 @@ def _moment(name: str, words: str, memory: Memory) -> float:
     if words.isdecimal():
         times = [look.time_s for look in memory.looks() if look.id == int(words)]
         if not times:
-            raise Refused(
-                f"{name} {words}: the memory has no look of this number: history lists them"
-            )
+            problem = "the memory has no look of this number: history lists them"
+            raise Refused(f"{name} {words}: {problem}")
         return times[0]
     spans = re.fullmatch(r"(\d+) *(minute|hour|day|week)s?( ago)?", words)
     if words == "yesterday":
@@ -144,17 +136,14 @@ def _has_nodes(look: Look) -> bool:
 def _last_two(inventory: str) -> tuple[str, str]:
     """The numbers of the last two looks at this inventory. Raises Refused."""
     with open_memory() as memory:
-        looks = [
-            str(look.id)
-            for look in memory.looks()
-            if _has_nodes(look) and look.inventory == inventory
-        ]
+        looks = [look for look in memory.looks() if _has_nodes(look)]
+        looks = [look for look in looks if look.inventory == inventory]
     if len(looks) < 2:
         raise Refused(
             f"diff {inventory}: the memory has {counted(len(looks), 'look')} at it and compares "
             f"two: nodeready audit {inventory} keeps one"
         )
-    return looks[1], looks[0]
+    return str(looks[1].id), str(looks[0].id)
 
 
 def _since(memory: Memory, names: list[str], since: str, until_s: float, after: Side) -> Diff:
@@ -177,17 +166,12 @@ def _since(memory: Memory, names: list[str], since: str, until_s: float, after: 
         looks = [*looks_since(memory, names, since_s, until_s)]
     if looks and all(before is None for before, _ in looks):
         was_good = " without a failure" if since == LAST_GOOD else ""
-        raise Refused(
-            f"--since {since}: no node has such a look{was_good}: the memory begins at "
-            f"{utc_moment(begin_s)}"
-        )
+        begin = f"the memory begins at {utc_moment(begin_s)}"
+        raise Refused(f"--since {since}: no node has such a look{was_good}: {begin}")
     oldest_s = min((before.time_s for before, _ in looks if before is not None), default=since_s)
-    diff = compare(
-        since_changes(looks),
-        Side(source, utc_moment(oldest_s)),
-        after,
-        only_after=tuple(look.node for before, look in looks if before is None),
-    )
+    new = tuple(look.node for before, look in looks if before is None)
+    side = Side(source, utc_moment(oldest_s))
+    diff = compare(since_changes(looks), side, after, only_after=new)
     return dated(diff, memory, oldest_s, until_s)
 
 
@@ -238,14 +222,8 @@ def _against_settings(nodes: _Nodes, path: Path) -> Diff:
     targeted = nodes.targets(nodes.options.limit)
     with targeted.transport:
         outcomes = probe_nodes(targeted, nodes.tell, LEARNED, nodes.options.timeout)
-    return compare(
-        (
-            setting_differences(probed.node, settings, settings_of(probed.value))
-            for probed in outcomes
-            if probed.value
-        ),
-        Side(str(path), ""),
-        Side("the nodes now", started),
-        gaps=gaps_of(outcomes),
-        complete=not targeted.transport.interrupted,
-    )
+    learned = ((probed.node, settings_of(probed.value)) for probed in outcomes if probed.value)
+    differing = (setting_differences(node, settings, own) for node, own in learned)
+    sides = Side(str(path), ""), Side("the nodes now", started)
+    complete = not targeted.transport.interrupted
+    return compare(differing, *sides, gaps=gaps_of(outcomes), complete=complete)

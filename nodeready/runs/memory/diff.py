@@ -104,12 +104,9 @@ class Diff:
 
 def diff_code(diff: Diff, *, is_strict: bool) -> int:
     """The exit code; ``is_strict``: a difference is a finding."""
-    return gaps_code(
-        [gap for gap in diff.gaps if gap.gap.is_unreached],
-        complete=diff.complete,
-        usage=not diff.compared,
-        check=is_strict and any(change.kind != POLICY for change in diff.changes),
-    )
+    gaps = [gap for gap in diff.gaps if gap.gap.is_unreached]
+    check = is_strict and any(change.kind != POLICY for change in diff.changes)
+    return gaps_code(gaps, complete=diff.complete, usage=not diff.compared, check=check)
 
 
 def compare(pairs: Iterable[NodeChanges], before: Side, after: Side, **values: Any) -> Diff:
@@ -237,7 +234,6 @@ def _elements_folded(changes: Iterable[FleetChange]) -> list[FleetChange]:
 
 # --- The looks with which nodes are compared: of a time, when they were good, of peers, of files.
 
-
 #: Maximum nodes whose lives are read for the times of changes, and of one change: 0.5 s.
 _MAX_DATED, _MAX_DATED_OF_CHANGE = 256, 4
 #: Changes of a node after which none of them has a time: a node may change at every look.
@@ -301,10 +297,9 @@ def setting_differences(
     every, allowed = [], _flat(model)
     for key, value in _flat(settings).items():
         expected = allowed.get(key, value)
+        is_allowed = expected == value
         if isinstance(expected, (list, tuple)):
             is_allowed = {*expected} >= ({*value} if isinstance(value, (list, tuple)) else {value})
-        else:
-            is_allowed = expected == value
         if not is_allowed:
             every.append(Change(SETTING, key, _shown(expected), _shown(value)))
     return NodeChanges(node, tuple(every), False, False)
@@ -339,12 +334,8 @@ def majority(looks: Collection[NodeLook]) -> NodeLook:
     time_s = min((look.time_s for look in answered), default=0.0)
     error = "" if answered else "no node of the group answered"
     common_facts = {key: value for (key, _, value), count in facts.items() if count > least}
-    common_results = {
-        result.check: result
-        for look in reversed(answered)
-        for check, result in look.results.items()
-        if results[check, result.status] > least
-    }
+    rows = ((check, r) for look in reversed(answered) for check, r in look.results.items())
+    common_results = {r.check: r for check, r in rows if results[check, r.status] > least}
     return NodeLook("", time_s, "", 0, error, common_facts, {}, common_results)
 
 
@@ -356,7 +347,7 @@ def dated(diff: Diff, memory: Memory, since_s: float, until_s: float) -> Diff:
 
     An error counter is dated from its first growth, anything else from its present value.
     """
-    times: dict[str, dict[tuple[str, str], float]] = {}
+    times: dict[str, _Times] = {}
     dated_changes = []
     for change in diff.changes:
         moments = []
@@ -372,11 +363,11 @@ def dated(diff: Diff, memory: Memory, since_s: float, until_s: float) -> Diff:
     return replace(diff, changes=tuple(dated_changes))
 
 
-def _times(
-    memory: Memory, name: str, since_s: float, until_s: float
-) -> dict[tuple[str, str], float]:
-    """(kind, key) of each change of the node -> its time."""
-    times: dict[tuple[str, str], float] = {}
+_Times = dict[tuple[str, str], float]  # (kind, key) of each change of a node -> its time
+
+
+def _times(memory: Memory, name: str, since_s: float, until_s: float) -> _Times:
+    times: _Times = {}
     earlier = memory.node(name, since_s)
     for look in memory.life(name):
         if since_s < look.time_s <= until_s:
@@ -390,7 +381,6 @@ def _times(
 
 
 # --- Looks from the documents of audit and ready in files.
-
 
 _MAX_FILE = 2 << 30  # bytes of a file; 30,000 nodes have some 1 GB
 #: Bytes of memory for a document without a line for each node; a node has another bound.
@@ -407,11 +397,7 @@ class DocumentError(Refused):
 
 class AuditFile:
     """The nodes of a JSON file of `audit` or `ready`. A node is read when it is asked for.
-
-    started: when the audit began, UTC
-    names:   of the nodes, in the order of the file
-
-    Raises DocumentError.
+    started: when the audit began, UTC. names: in the order of the file. Raises DocumentError.
     """
 
     def __init__(self, source: str, data: bytes) -> None:
@@ -420,9 +406,8 @@ class AuditFile:
         self._rows: dict[str, Any] = {}
         document = self._decoded(self._without_rows(data), _MAX_WHOLE)
         if not isinstance(document, dict) or not _SCHEMA.match(str(document.get("schema"))):
-            raise DocumentError(
-                f"{source}: no document of audit or ready: make it with --format json -o FILE"
-            )
+            advice = "make it with --format json -o FILE"
+            raise DocumentError(f"{source}: no document of audit or ready: {advice}")
         with self._defects("nodes"):
             self._rows |= {str(row["name"]): row for row in document["nodes"]}
             # Node -> why it gave no answer; a document of version 1 has it in the node's row.
@@ -486,13 +471,11 @@ class AuditFile:
                 compared = compared_facts(subject, facts)
                 stable.update(compared.stable)
                 totals.update(compared.counters)
-            results = {
-                result["check"]: Result(
-                    result["check"], result["status"], actual=str(result.get("actual", ""))
-                )
-                for result in row["results"]
-                if result["status"] in STATUSES
-            }
+            results = {}
+            for result in row["results"]:
+                check, status, actual = result["check"], result["status"], result.get("actual", "")
+                if status in STATUSES:
+                    results[check] = Result(check, status, actual=str(actual))
             boot_id = str(row["facts"].get("host", {}).get("boot_id") or "")
             error = str(self._reasons.get(name) or row.get("error", ""))
         return NodeLook(name, self._time_s, boot_id, 0, error, stable, totals, results)

@@ -146,10 +146,8 @@ def node_entries(
     life: Sequence[NodeLook], newest: tuple[float, int, Mapping[str, int]],
     events: Iterable[Event] = (), jobs: Iterable[HistoryEntry] = (),
 ) -> list[HistoryEntry]:  # fmt: skip
-    """The entries of a node, the newest first.
-
-    life:   the node at each look at which something changed, the oldest first
-    newest: `Memory.last_seen` of it
+    """The entries of a node, the newest first. life: the node at each look at which something
+    changed, the oldest first. newest: `Memory.last_seen` of it
     """
     entries = [*_spans(life, *newest), *map(_event, events), *jobs]
     for after, before in pairwise(reversed(life)):
@@ -165,18 +163,13 @@ def node_entries(
 
 def part_entries(spans: Iterable[PartSpan], events: Iterable[Event]) -> list[HistoryEntry]:
     """The entries of a part, the newest first: every node that it was in."""
-    entries = [
-        HistoryEntry(
-            utc_moment(span.first_s),
-            PART,
-            f"in {sanitise(span.node)} at {sanitise(span.slot)}",
-            "" if span.is_there else utc_moment(span.last_s),
-            node=sanitise(span.node),
-            serial=sanitise(span.serial),
-        )
-        for span in spans
-    ]
-    return _sorted([*entries, *map(_event, events)])
+    entries = [*map(_event, events)]
+    for span in spans:
+        node, slot, serial = map(sanitise, (span.node, span.slot, span.serial))
+        time, until = utc_moment(span.first_s), "" if span.is_there else utc_moment(span.last_s)
+        text = f"in {node} at {slot}"
+        entries.append(HistoryEntry(time, PART, text, until, node=node, serial=serial))
+    return _sorted(entries)
 
 
 def kept_look(look: Look) -> KeptLook:
@@ -198,15 +191,9 @@ def _spans(
         status, checks = status_of(first), causes(first)
         end = (count + 1, missed) if is_last else (life[index].number, life[index].missed)
         texts = [first.results[check].actual for check in checks[:1]] or [first.error]
-        yield HistoryEntry(
-            utc_moment(first.time_s),
-            STATUS,
-            sanitise(texts[0]),
-            utc_moment(last_s if is_last else life[index].time_s),
-            status,
-            _look_count(first, *end),
-            checks,
-        )
+        until = utc_moment(last_s if is_last else life[index].time_s)
+        entry = HistoryEntry(utc_moment(first.time_s), STATUS, sanitise(texts[0]), until, status)
+        yield replace(entry, looks=_look_count(first, *end), checks=checks)
         start = index
 
 
@@ -216,9 +203,7 @@ def _cause(look: NodeLook) -> tuple[str, frozenset[str]]:
 
 def _look_count(first: NodeLook, number: int, missed: Mapping[str, int]) -> int:
     """The number of looks before ``number``, from the first look on, that made a check that causes
-    the first look's status.
-
-    missed: as `NodeLook.missed`, of the look with this number
+    the first look's status. missed: as `NodeLook.missed`, of the look with this number
     """
     owners = {check if check in missed else check.partition(".")[0] for check in causes(first)}
     misses = [missed.get(owner, 0) - first.missed.get(owner, 0) for owner in owners]
@@ -226,10 +211,8 @@ def _look_count(first: NodeLook, number: int, missed: Mapping[str, int]) -> int:
 
 
 def _change(change: Change, time_s: float) -> HistoryEntry:
-    before, after = (
-        None if value is None else shown_value(change.key, value)
-        for value in (change.before, change.after)
-    )
+    values = (change.before, change.after)
+    before, after = (None if v is None else shown_value(change.key, v) for v in values)
     if change.kind == POLICY:
         text = f"{change.key}: {change.note}"
     elif before is None and after is None:
@@ -249,9 +232,8 @@ def _change(change: Change, time_s: float) -> HistoryEntry:
 
 
 def _event(event: Event) -> HistoryEntry:
-    text = sanitise(f"{event.kind}: {event.text}")
-    entry = HistoryEntry(utc_moment(event.time_s), EVENT, text, node=sanitise(event.node))
-    return replace(entry, serial=sanitise(event.serial))
+    text, node, serial = map(sanitise, (f"{event.kind}: {event.text}", event.node, event.serial))
+    return HistoryEntry(utc_moment(event.time_s), EVENT, text, node=node, serial=serial)
 
 
 def _sorted(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
@@ -261,7 +243,6 @@ def _sorted(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
 
 
 # --- The jobs and the drains of nodes, by Slurm's accounting.
-
 
 #: A job's user chooses the last field, which may have any character.
 _FIELDS = "JobID,User,State,Start,End"

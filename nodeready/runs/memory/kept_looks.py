@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,7 +30,7 @@ from nodeready.runs.memory.look import (
     PartSpan,
     SectionText,
     SectionWriter,
-    error_text,
+    dump,
     node_sections,
     results_text,
 )
@@ -155,19 +156,9 @@ class LookKeeper:
     def keep_audit(self, audit: Audit, code: int, workers: AuditWorkers | None) -> None:
         """Keep an audit. workers: that have judged it; None: it is one of recorded verdicts"""
         nodes = _recorded(audit.nodes) if workers is None else _judged(audit.nodes, workers)
-        self._keep(
-            Look(
-                0,
-                time.time() if workers is None else workers.moment_s,
-                self._command,
-                self._inventory,
-                audit.policy_digest,
-                audit.complete,
-                code,
-                audit.summary,  # type: ignore[arg-type]
-            ),
-            nodes,
-        )
+        moment_s = time.time() if workers is None else workers.moment_s
+        place = moment_s, self._command, self._inventory, audit.policy_digest, audit.complete
+        self._keep(Look(0, *place, code, audit.summary), nodes)  # type: ignore[arg-type]
 
     def keep_smoke(self, report: SmokeReport, code: int) -> None:
         """Keep a smoke test, and each suspect as an event of its nodes and GPUs."""
@@ -175,25 +166,19 @@ class LookKeeper:
         from nodeready.runs.smoke.knowledge import PAIR
 
         now_s = time.time()
-        events = [
-            Event(
-                *(now_s, node, self._serial(node, gpu)),
-                "smoke-pair" if suspect.kind == PAIR else "smoke-suspect",
-                f"{suspect.kind}: {'; '.join(suspect.evidence[:1])}",
-            )
-            for suspect in report.suspects
-            for node in suspect.blamed
-            for gpu in suspect.gpus or (None,)
-        ]
+        events = []
+        for suspect in report.suspects:
+            kind = "smoke-pair" if suspect.kind == PAIR else "smoke-suspect"
+            text = f"{suspect.kind}: {'; '.join(suspect.evidence[:1])}"
+            for node, gpu in product(suspect.blamed, suspect.gpus or (None,)):
+                events.append(Event(now_s, node, self._serial(node, gpu), kind, text))
         self._keep_events(now_s, events, code, complete=report.complete)
 
     def keep_postmortem(
         self, report: Postmortem, code: int, nodes: Collection[str], uid: int | None
     ) -> None:
-        """Keep the cause of a job's end as an event of its nodes.
-
-        nodes: that were asked: a log may name any node
-        uid:   of the job's user, by Slurm; None: not known
+        """Keep the cause of a job's end as an event of its nodes. nodes: that were asked: a log
+        may name any node. uid: of the job's user, by Slurm; None: not known
         """
         # Imported only here, because an audit does not need it, and must be quick.
         from nodeready.runs.postmortem.document import KERNEL, LOG
@@ -237,15 +222,13 @@ class LookKeeper:
             with Memory.open(settings.path, make=True) as memory:
                 declared = {check for check in self._checks if not check.endswith(f".{OBSERVED}")}
                 memory.keep(look, nodes, events, declared)
-                jump_s = memory.trim(
-                    ControlClock.read(), settings.days, settings.megabytes * 1_000_000
-                )
+                max_bytes = settings.megabytes * 1_000_000
+                jump_s = memory.trim(ControlClock.read(), settings.days, max_bytes)
             if jump_s:
-                place = "ahead of" if jump_s > 0 else "behind"
+                place = f"{span(abs(jump_s))} {'ahead of' if jump_s > 0 else 'behind'}"
                 self._tell.say(
-                    f"this machine's clock is {span(abs(jump_s))} {place} that of the last look: "
-                    "is it right? (timedatectl) No look is removed in the next "
-                    f"{settings.days} days"
+                    f"this machine's clock is {place} that of the last look: is it right? "
+                    f"(timedatectl) No look is removed in the next {settings.days} days"
                 )
         except MemoryUnavailable as error:
             self._tell.say(f"this look was not kept: {error}")
@@ -290,7 +273,7 @@ def _judged(reports: Iterable[NodeReport], workers: AuditWorkers) -> Iterator[No
     """The states of the nodes that were probed."""
     for report in reports:
         if report.gap and report.gap.kind != INTERRUPTED:
-            error = error_text(report.gap.reason, report.gap.is_unreached)
+            error = dump([report.gap.reason, report.gap.is_unreached])
             yield node_sections(report.name, {ERROR: error})
         elif report.gap is None and (state := workers.state(report.name)):
             digest, counted, read = state

@@ -69,10 +69,8 @@ WITNESSES = {
     # Either of the two nodes may have made all of their tests fail.
     "smoke-pair": NOBODY,
     # A cause of `postmortem` that the node's kernel has logged as well.
-    "confirmed-gpu": ROOT,
-    "confirmed-network": ROOT,
-    "postmortem-gpu": USER,
-    "postmortem-network": USER,
+    **dict.fromkeys(("confirmed-gpu", "confirmed-network"), ROOT),
+    **dict.fromkeys(("postmortem-gpu", "postmortem-network"), USER),
     **dict.fromkeys((f"postmortem-{cause}" for cause in _SOFTWARE), NOBODY),
 }
 
@@ -195,13 +193,10 @@ def _gpu_incidents(
 
 def hardware_checks() -> frozenset[str]:
     """The ids of the checks that hardware can fail: an action on hardware repairs them."""
-    return frozenset(
-        check.id
-        for subject in SUBJECTS.values()
-        for check in subject.checks
-        # An earlier verdict is no evidence.
-        if check.proof != HISTORY and not {*HARDWARE}.isdisjoint(check.cost.actions)
-    )
+    checks = (check for subject in SUBJECTS.values() for check in subject.checks)
+    # An earlier verdict is no evidence.
+    checks = (check for check in checks if check.proof != HISTORY)
+    return frozenset(c.id for c in checks if not {*HARDWARE}.isdisjoint(c.cost.actions))
 
 
 def lemons_of_nodes(document: Lemons) -> dict[str, tuple[str, ...]]:
@@ -218,14 +213,11 @@ def lemons_code(document: Lemons) -> int:
 
 
 def node_incidents(
-    life: Iterable[NodeLook],
-    parts: Iterable[PartSpan],
-    events: Iterable[Event],
+    life: Iterable[NodeLook], parts: Iterable[PartSpan], events: Iterable[Event],
     checks: Collection[str],
-) -> list[Event]:
-    """The incidents of one node.
-
-    A check that fails on begins no second incident, unless it names another GPU.
+) -> list[Event]:  # fmt: skip
+    """The incidents of one node. A check that fails on begins no second incident, unless it names
+    another GPU.
 
     life:   the node at each look at which something changed, the oldest first
     parts:  the GPUs that were in the node
@@ -248,11 +240,8 @@ def node_incidents(
             elif result is not None and result.status in ("fail", "warn"):
                 serials = _serials(result.actual, gpus, look.time_s)
                 failing.update({(check, serial): result.actual for serial in serials})
-        incidents += [
-            Event(look.time_s, look.node, serial, kind, text)
-            for (kind, serial), text in failing.items()
-            if (kind, serial) not in active
-        ]
+        new = ((key, text) for key, text in failing.items() if key not in active)
+        incidents += [Event(look.time_s, look.node, *key[::-1], text) for key, text in new]
         active = {*failing}
     return [*incidents, *events]
 
@@ -277,9 +266,8 @@ def events_that_count(events: Iterable[Event]) -> Iterator[Event]:
     incident counts on the word of a single user.
     """
     # (node, kind) -> user -> day -> an event of the day
-    logs: dict[tuple[str, str], dict[str, dict[float, Event]]] = defaultdict(
-        lambda: defaultdict(dict)
-    )
+    logs: dict[tuple[str, str], dict[str, dict[float, Event]]]
+    logs = defaultdict(lambda: defaultdict(dict))
     for event in events:
         witness = WITNESSES.get(event.kind, NOBODY)
         if witness == ROOT:
@@ -324,17 +312,12 @@ def own_incidents(incidents: Iterable[Event], nodes: int) -> list[Event]:
 
 
 def rank(
-    incidents: Mapping[SuspectUnit, Sequence[Event]],
-    observed_s: Mapping[SuspectUnit, float],
-    kind: str,
-    present: Collection[SuspectUnit],
-) -> list[Lemon]:
-    """The units with an incident, the most suspicious first.
-
-    incidents:  of units of this kind; those of the fleet were removed
-    observed_s: unit -> seconds of the window in which it was observed; every unit of the fleet
-    kind:       node or gpu
-    present:    the units that are there now
+    incidents: Mapping[SuspectUnit, Sequence[Event]], observed_s: Mapping[SuspectUnit, float],
+    kind: str, present: Collection[SuspectUnit],
+) -> list[Lemon]:  # fmt: skip
+    """The units with an incident, the most suspicious first. incidents: of units of this kind
+    (node or gpu), without those of the fleet. observed_s: every unit of the fleet -> seconds of
+    the window in which it was observed. present: the units that are there now
     """
     days = {unit: len({i.time_s // DAY_S for i in incidents[unit]}) for unit in incidents}
     # Each node counts once: its parts weigh together at most as much as those of the median node.

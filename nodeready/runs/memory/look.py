@@ -97,9 +97,8 @@ class PartSpan:
 
     def was_there(self, time_s: float) -> bool:
         """Whether a look at this time may have seen the part there."""
-        return self.first_s <= time_s and (
-            time_s < self.last_s or (self.is_there and time_s == self.last_s)
-        )
+        is_before = time_s < self.last_s or (self.is_there and time_s == self.last_s)
+        return self.first_s <= time_s and is_before
 
 
 # --- The facts of a node that stay the same until something changes, by unique names.
@@ -323,10 +322,6 @@ def node_sections(
     return NodeSections(name, state, counted, lambda: sections)
 
 
-def error_text(error: str, unreachable: bool) -> bytes:
-    return dump([error, unreachable])
-
-
 def policy_words(subject: str, policy: Policy) -> dict[str, str]:
     """Owner of results -> the settings that decide them, and the probe, each with its digest.
 
@@ -335,10 +330,8 @@ def policy_words(subject: str, policy: Policy) -> dict[str, str]:
     values, defaults = asdict(policy), asdict(Policy())
 
     def words(settings: Mapping[str, Any]) -> str:
-        return " ".join(
-            f"{key}={digest(json.dumps(value, sort_keys=True).encode())[:4].hex()}"
-            for key, value in settings.items()
-        )
+        texts = {key: json.dumps(value, sort_keys=True) for key, value in settings.items()}
+        return " ".join(f"{k}={digest(text.encode())[:4].hex()}" for k, text in texts.items())
 
     declared = SUBJECTS[subject]
     if not declared.checks:
@@ -372,13 +365,8 @@ def results_text(results: Iterable[Result], checks: Collection[str], words: str 
 
 def parse_results(data: Mapping[str, Any]) -> dict[str, Result]:
     """The results of a section's JSON. A field that this version does not know is left out."""
-    return {
-        check: Result(check, value)
-        if isinstance(value, str)
-        else Result.of({"check": check, **value})
-        for check, value in data.items()
-        if (value if isinstance(value, str) else value["status"]) in STATUSES
-    }
+    rows = ((c, {"status": v} if isinstance(v, str) else v) for c, v in data.items())
+    return {c: Result.of({"check": c, **row}) for c, row in rows if row["status"] in STATUSES}
 
 
 def _parts(observation: Any) -> list[tuple[str, str, str, str]]:
@@ -412,10 +400,8 @@ def _observed_texts(subject: str, observation: Any, shown: Any) -> Iterator[tupl
 
 
 class SectionWriter:
-    """Makes the sections of one subject of a node, where the node is judged.
-
-    checks: the ids of the results to keep
-    digests: of the texts that the memory has: they are not packed again
+    """Makes the sections of one subject of a node, where the node is judged. checks: the ids of
+    the results to keep. digests: of the texts that the memory has: they are not packed again
     """
 
     def __init__(self, checks: Collection[str], digests: Collection[bytes]) -> None:

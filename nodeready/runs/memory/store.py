@@ -212,15 +212,11 @@ class StoredFacts(Mapping[str, Value]):
 
 
 class Memory:
-    """The memory in one file. A context manager that closes it.
-
-    load: returns the data of a section's text
-
-    Methods raise MemoryUnavailable.
-    """
+    """The memory in one file, as a context manager. Methods raise MemoryUnavailable."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path, self._connection = path, connection
+        # Returns the data of a section's text.
         self.load = lru_cache(_MAX_CACHED)(self._load)
         # The nodes of a fleet share most of their results.
         self._judged = lru_cache(_MAX_CACHED)(self._judge)
@@ -229,9 +225,8 @@ class Memory:
     def open(cls, path: Path, *, make: bool = False) -> Memory:
         """The memory in this file. make: if it is missing. Raises MemoryUnavailable."""
         if sqlite3 is None:
-            raise MemoryUnavailable(
-                "this Python has no sqlite3: install it, or NODEREADY_MEMORY=off"
-            )
+            text = "this Python has no sqlite3: install it, or NODEREADY_MEMORY=off"
+            raise MemoryUnavailable(text)
         with _named(path):
             path = private_file(path, make=make)
             # None: transactions begin and end where this module says so.
@@ -280,15 +275,11 @@ class Memory:
         return frozenset(value for (value,) in rows)
 
     def keep(
-        self,
-        look: Look,
-        nodes: Iterable[NodeSections],
-        events: Iterable[Event] = (),
+        self, look: Look, nodes: Iterable[NodeSections], events: Iterable[Event] = (),
         declared: Collection[str] = (),
-    ) -> int:
-        """Keep a look at these nodes and its events; returns the id of the look.
-
-        declared: the checks that the nodes' policies declare: the result of another one ends
+    ) -> int:  # fmt: skip
+        """Keep a look at these nodes and its events; returns the id of the look. declared: the
+        checks that the nodes' policies declare: the result of another one ends
         """
         with self._transaction() as connection:
             values = look.time_s, look.command, _text(look.inventory), look.policy_digest
@@ -299,22 +290,19 @@ class Memory:
             assert look_id is not None
             for node in nodes:
                 self._keep_node(look_id, look.time_s, node, declared)
-            connection.executemany(
-                "INSERT INTO events VALUES(?,?,?,?,?,?,?)",
-                [
-                    (e.time_s, look_id, _text(e.node), e.serial, e.kind, _text(e.text), e.user)
-                    for e in events
-                ],
-            )
+            rows = [
+                (e.time_s, look_id, _text(e.node), e.serial, e.kind, _text(e.text), e.user)
+                for e in events
+            ]
+            connection.executemany("INSERT INTO events VALUES(?,?,?,?,?,?,?)", rows)
         return look_id
 
     def _keep_node(
         self, look: int, time_s: float, node: NodeSections, declared: Collection[str]
     ) -> None:
         connection, name = self._connection, _text(node.name)
-        connection.execute(
-            "INSERT OR IGNORE INTO nodes VALUES(NULL,?,NULL,'{}',?,?,0)", (name, look, look)
-        )
+        query = "INSERT OR IGNORE INTO nodes VALUES(NULL,?,NULL,'{}',?,?,0)"
+        connection.execute(query, (name, look, look))
         query = "SELECT id, state, counted, looks + 1 FROM nodes WHERE name=?"
         node_id, state, counted, number = connection.execute(query, (name,)).fetchone()
         times = json.loads(counted)
@@ -332,16 +320,13 @@ class Memory:
             text = dump(missed)
             if (changed or ended) and missed and current.get(MISSED) != digest(text):
                 changed.append(SectionText(MISSED, digest(text), partial(zlib.compress, text)))
-            replaced = [
-                (node_id, name)
-                for name in (*ended, *(section.name for section in changed))
-                if name in current
-            ]
-            connection.executemany(
+            names = (*ended, *(section.name for section in changed))
+            replaced = [(node_id, name) for name in names if name in current]
+            query = (
                 f"INSERT INTO past SELECT node, section, first_look, {look}, content, number,"
-                f" {number} FROM current WHERE node=? AND section=?",
-                replaced,
+                f" {number} FROM current WHERE node=? AND section=?"
             )
+            connection.executemany(query, replaced)
             connection.executemany("DELETE FROM current WHERE node=? AND section=?", replaced)
             for section in changed:
                 content = _content(connection, section)
@@ -353,19 +338,14 @@ class Memory:
             missed[owner] = missed.get(owner, 0) + 1
         times.update(dict.fromkeys(node.counted, time_s), missed=missed)
         counted = json.dumps({key: value for key, value in times.items() if value})
-        connection.execute(
-            "UPDATE nodes SET state=?, counted=?, last_look=?, looks=? WHERE id=?",
-            (new_state, counted, look, number, node_id),
-        )
+        query = "UPDATE nodes SET state=?, counted=?, last_look=?, looks=? WHERE id=?"
+        connection.execute(query, (new_state, counted, look, number, node_id))
 
     def trim(self, clock: ControlClock, days: float, max_bytes: int) -> float:
         """Remove looks that are older than these days, and of a file that is larger the oldest
-        past of each node with more than its share.
-
-        The newest state of a node stays as long as the node was looked at within the days. Nothing
-        is too old until the clock has run for the days without a jump.
-
-        Returns the seconds by which the clock has jumped since the last look; 0: it has not.
+        past of each node with more than its share. The newest state of a node stays as long as the
+        node was looked at within the days. Nothing is too old until the clock has run for the days
+        without a jump. Returns the seconds by which the clock has jumped since the last look.
         """
         jump_s, since_s, since_look = self._follow(clock)
         limit_s = clock.time_s - days * 86400
@@ -374,10 +354,8 @@ class Memory:
             # Looks before the clock was right are older, also by wrong times.
             ((look,),) = self._rows(
                 "SELECT coalesce((SELECT min(id) - 1 FROM looks WHERE id >= ? AND time >= ?),"
-                " max(id), 0) FROM looks",
-                since_look,
-                limit_s,
-            )
+                " max(id), 0) FROM looks", since_look, limit_s,
+            )  # fmt: skip
             with self._transaction() as connection:
                 for statement in _FORGET:
                     connection.execute(statement, {"look": look})
@@ -402,11 +380,8 @@ class Memory:
             connection.execute(_CLOCK)
             row = connection.execute("SELECT * FROM clock").fetchone()
             jump_s = clock.jump_s(ControlClock(*row[:3])) if row else 0.0
-            if row is None or jump_s:
-                (look,) = connection.execute("SELECT coalesce(max(id), 0) FROM looks").fetchone()
-                since = clock.time_s, look
-            else:
-                since = row[3:]
+            (look,) = connection.execute("SELECT coalesce(max(id), 0) FROM looks").fetchone()
+            since = (clock.time_s, look) if row is None or jump_s else row[3:]
             connection.execute("DELETE FROM clock")
             connection.execute("INSERT INTO clock VALUES(?,?,?,?,?)", (*clock, *since))
         return jump_s, *since
@@ -427,10 +402,8 @@ class Memory:
         """The looks of this time, the newest first."""
         rows = self._rows(
             "SELECT * FROM looks WHERE time BETWEEN ? AND ? AND NOT is_old"
-            " ORDER BY time DESC, id DESC",
-            since_s,
-            until_s,
-        )
+            " ORDER BY time DESC, id DESC", since_s, until_s,
+        )  # fmt: skip
         return [
             Look(*(*values, bool(complete), code, self._json(text)))
             for *values, complete, code, text, _ in rows
@@ -443,9 +416,8 @@ class Memory:
             " FROM parts JOIN nodes ON nodes.id=parts.node"
             " JOIN looks AS first ON first.id=parts.first_look"
             " JOIN looks AS last ON last.id=coalesce(until_look, last_look)"
-            f" WHERE {condition} ORDER BY first.time DESC, slot",
-            word,
-        )
+            f" WHERE {condition} ORDER BY first.time DESC, slot", word,
+        )  # fmt: skip
         return [PartSpan(*(*values, bool(is_there))) for *values, is_there in rows]
 
     def parts_of(self, name: str) -> list[PartSpan]:
@@ -461,9 +433,8 @@ class Memory:
         rows = self._rows(
             "SELECT time, node, serial, kind, text, user FROM events"
             " WHERE ? IN ('', node) AND ? IN ('', serial) ORDER BY time DESC, rowid DESC",
-            _text(name),
-            serial,
-        )
+            _text(name), serial,
+        )  # fmt: skip
         return [Event(*row) for row in rows]
 
     # --- Nodes.
@@ -500,10 +471,8 @@ class Memory:
             ):
                 sections = self._rows(
                     "SELECT section, content, number FROM sections"
-                    " WHERE node=?1 AND since<=?2 AND until>?2",
-                    node,
-                    look,
-                )
+                    " WHERE node=?1 AND since<=?2 AND until>?2", node, look,
+                )  # fmt: skip
                 if sections:
                     newest = last_look, last_s if last_s is not None else time_s, looks
                     if look < last_look:
@@ -516,9 +485,8 @@ class Memory:
         rows = self._rows(
             "SELECT name FROM nodes WHERE id IN (SELECT node FROM sections"
             " WHERE (since>?1 AND since<=?2) OR (until>?1 AND until<=?2))",
-            self._look_at(since_s)[0],
-            self._look_at(until_s)[0],
-        )
+            self._look_at(since_s)[0], self._look_at(until_s)[0],
+        )  # fmt: skip
         return {name for (name,) in rows}
 
     def last_seen(self, name: str) -> tuple[float, int, Mapping[str, int]] | None:
@@ -580,13 +548,9 @@ class Memory:
         if not rows or rows[0][1] == "{}":
             return ""
         node, times = rows[0][0], self._json(rows[0][1])
-        contents = dict(
-            self._rows(
-                "SELECT section, content FROM current WHERE node=? AND"
-                f" (section='{BOOT}' OR section LIKE '%{COUNTERS}')",
-                node,
-            )
-        )
+        kinds = f"(section='{BOOT}' OR section LIKE '%{COUNTERS}')"
+        query = f"SELECT section, content FROM current WHERE node=? AND {kinds}"
+        contents = dict(self._rows(query, node))
         boot = self.load(contents[BOOT]) if BOOT in contents else ""
         totals = _of_kind(contents, COUNTERS)
         taken = {s: (times[s], self.load(c)) for s, c in totals.items() if s in times}
@@ -669,11 +633,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _ended(
-    absent: Iterable[str],
-    new: Collection[str],
-    changed: Iterable[SectionText],
+    absent: Iterable[str], new: Collection[str], changed: Iterable[SectionText],
     declared: Collection[str],
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[str], list[str]]:  # fmt: skip
     """The sections that a look without them ends, and the owners of the results that it did not
     make.
 
@@ -715,17 +677,12 @@ def _change_parts(
     old = {tuple(part): rowid for *part, rowid in connection.execute(query, (node,))}
     new = {tuple(map(_text, part)) for part in parts}
     kinds = {kind for kind, *_ in new}
-    connection.executemany(
-        "UPDATE parts SET until_look=? WHERE rowid=?",
-        [(look, old[part]) for part in old if part[0] in kinds and part not in new],
-    )
-    connection.executemany(
-        "INSERT INTO parts VALUES(?,?,?,?,?,?,NULL)",
-        [
-            (serial, kind, uuid, node, slot, look)
-            for kind, serial, uuid, slot in sorted(new - {*old})
-        ],
-    )
+    gone = [(look, old[part]) for part in old if part[0] in kinds and part not in new]
+    connection.executemany("UPDATE parts SET until_look=? WHERE rowid=?", gone)
+    came = [
+        (serial, kind, uuid, node, slot, look) for kind, serial, uuid, slot in sorted(new - {*old})
+    ]
+    connection.executemany("INSERT INTO parts VALUES(?,?,?,?,?,?,NULL)", came)
     connection.execute(
         "DELETE FROM parts WHERE node=?1 AND rowid NOT IN (SELECT rowid FROM parts WHERE node=?1"
         " ORDER BY until_look IS NOT NULL, until_look DESC, first_look DESC, rowid LIMIT ?2)",

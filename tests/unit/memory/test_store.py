@@ -16,15 +16,7 @@ import pytest
 
 from nodeready.core.result import Result
 from nodeready.runs.memory import store
-from nodeready.runs.memory.look import (
-    Event,
-    Look,
-    NodeSections,
-    dump,
-    error_text,
-    node_sections,
-    results_text,
-)
+from nodeready.runs.memory.look import Event, Look, NodeSections, dump, node_sections, results_text
 from nodeready.runs.memory.store import ControlClock, Memory, MemoryUnavailable
 
 DAY = 86400.0
@@ -60,7 +52,7 @@ def state(
 
 
 def away(name: str = "gpu1", error: str = "no answer in 15 s") -> NodeSections:
-    return node_sections(name, {"error": error_text(error, unreachable=True)})
+    return node_sections(name, {"error": dump([error, True])})
 
 
 @pytest.fixture
