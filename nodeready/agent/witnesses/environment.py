@@ -100,11 +100,9 @@ def _namespace(pid: int | str, kind: str) -> int:
 
 
 def observe_node(
-    pid: int,
-    masters: Mapping[tuple[str, str], Sequence[int]],
-    deadline: float,
+    pid: int, masters: Mapping[tuple[str, str], Sequence[int]], deadline: float,
     variables: Mapping[str, str] | None = None,
-) -> EnvironmentFacts:
+) -> EnvironmentFacts:  # fmt: skip
     """The facts of this node. pid: of `network_pid`. variables: of the ranks, where they do not
     run yet; None: those of the process. masters: MASTER_ADDR and MASTER_PORT -> the ranks of this
     node that have them. deadline: a moment of time.monotonic()
@@ -176,12 +174,10 @@ def _interfaces(pid: int) -> Iterator[NodeInterface]:
     rows = processes.contents(f"/proc/{pid}/net/dev").splitlines()[2:]
     names = [row.partition(":")[0].strip() for row in rows]
     shows_states = _namespace(pid, "net") == _namespace("self", "net")
-    files = ("if_inet6", "route", "ipv6_route", "fib_trie")
-    lines = (
-        f"/proc/net/{file}:{line}"
-        for file in files
-        for line in processes.contents(f"/proc/{pid}/net/{file}", _TABLE_BYTES).splitlines()
-    )
+    lines = []
+    for file in ("if_inet6", "route", "ipv6_route", "fib_trie"):
+        text = processes.contents(f"/proc/{pid}/net/{file}", _TABLE_BYTES)
+        lines += [f"/proc/net/{file}:{line}" for line in text.splitlines()]
     _, own_addresses = nic.parse_section(Output("\n".join(lines), 0))
     addresses = nic.addresses(own_addresses)
     for name in names:

@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, NoReturn
 
 from nodeready.agent import users_file
@@ -417,8 +418,7 @@ def _call(row: Mapping[str, Any]) -> _RecordedCall | None:
         operation=operation if colon else name, state=_name(row.get("state")),
         sizes=_plain(sizes), types=_plain(types), site=_site(row.get("frames")),
     )  # fmt: skip
-    desc = group[1] if len(group) > 1 else ""
-    retired = row.get("retired") is True
+    desc, retired = "".join(group[1:]), row.get("retired") is True
     return _RecordedCall(entry, group_id, desc, library if colon else "nccl", retired)
 
 
@@ -459,17 +459,12 @@ def _groups(
         elif name in done and not cut:
             completed = done[name]
         desc = descs.get(name, "") or _name(group_config.get("desc"))
-        process_groups.append(
-            ProcessGroup(
-                name,
-                desc if desc != "undefined" else "",
-                _ranks(group_config.get("ranks")),
-                max(0, enqueued) if enqueued is not None else None if cut else called.get(name),
-                # NCCL without timing, and gloo, do not know it.
-                started if started is not None and started > 0 else None,
-                completed,
-            )
-        )
+        by_entries = None if cut else called.get(name)
+        enqueued = by_entries if enqueued is None else max(0, enqueued)
+        # NCCL without timing, and gloo, do not know it.
+        started = started if started is not None and started > 0 else None
+        desc, ranks = "" if desc == "undefined" else desc, _ranks(group_config.get("ranks"))
+        process_groups.append(ProcessGroup(name, desc, ranks, enqueued, started, completed))
     return process_groups
 
 
@@ -493,8 +488,7 @@ def _pending_calls(
     return [calls[index].entry for index in sorted(index for _, index in turns[:MAX_ENTRIES])]
 
 
-def _number_of(entry: RecorderEntry) -> tuple[str, bool, int]:
-    return entry.group, entry.is_p2p, entry.sequence
+_number_of = attrgetter("group", "is_p2p", "sequence")
 
 
 def _ranks(value: Any) -> tuple[int, ...]:

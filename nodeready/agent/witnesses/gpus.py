@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,15 +63,13 @@ def witness_gpus(
             return WitnessedGpus("no driver of a GPU is loaded")
     except _NoAnswer as absent:
         return WitnessedGpus(str(absent))
-    xids: list[tuple[str, int]] = []
+    # A message has the address without the function.
+    xids: dict[str, dict[int, None]] = defaultdict(dict)
     with contextlib.suppress(kernel_log.LogUnreadable):
         limit_s = max(0.5, until - time.monotonic())
-        xids += kernel_log.xids(kernel_log.read_log(supervisor, since_s, limit_s))
-    devices = []
-    for gpu in gpus:
-        # A message has the address without the function.
-        codes = [code for address, code in xids if address[:10] == gpu.bus_id[:10]]
-        devices.append(replace(gpu, xids=tuple(dict.fromkeys(codes))[:32]))
+        for address, code in kernel_log.xids(kernel_log.read_log(supervisor, since_s, limit_s)):
+            xids[address[:10]][code] = None
+    devices = (replace(gpu, xids=tuple(xids[gpu.bus_id[:10]])[:32]) for gpu in gpus)
     return WitnessedGpus("", tuple(devices))
 
 
@@ -107,9 +106,8 @@ def _hung_process(words: re.Pattern[str], until: float) -> int:
         paths = (f"/proc/{pid}/comm", f"/proc/{pid}/cmdline")
         return " ".join(processes.contents(path, 512) for path in paths)
 
-    texts = processes.probe_each(look, trusted, until)
-    hung = (pid for pid, text in texts.items() if text is processes.HANGS or words.search(text))
-    return next(hung, 0)
+    texts = processes.probe_each(look, trusted, until).items()
+    return next((pid for pid, text in texts if text is processes.HANGS or words.search(text)), 0)
 
 
 def _run_tool(
@@ -262,14 +260,15 @@ def _kfd_processes(until: float) -> dict[str, list[int]]:
     """Address -> the processes with memory on that GPU (amdgpu's part for computing)."""
     from nodeready.subjects.gpus import amd_json
 
-    rows = []
+    rows = list[str]()
     for folder in (f"{_KFD}/topology/nodes", f"{_KFD}/proc"):
         for entry in list_directory(folder)[:_MAX_KFD_ENTRIES]:
             for name in list_directory(f"{folder}/{entry}"):
                 if name in ("gpu_id", "properties") or name.startswith("vram_"):
                     path = f"{folder}/{entry}/{name}"
-                    lines = processes.contents(path, 4096).splitlines()
-                    rows += [f"{path}:{line}" for line in lines]
+                    rows += (
+                        f"{path}:{row}" for row in processes.contents(path, 4096).splitlines()
+                    )
             if time.monotonic() > until:
                 return {}
     users = amd_json.parse_kfd("\n".join(rows)).processes

@@ -168,9 +168,8 @@ def message_of(text: str, ago_s: float) -> KernelMessage | None:
     rule = xids_table.find_rule(text)
     if rule is None or not rule.action or rule.action == xids_table.APPLICATION:
         return None
-    return KernelMessage(
-        "link" if rule.driver == "pcie" else "xid", max(0, int(ago_s)), 0, text[:_TEXT]
-    )
+    kind = "link" if rule.driver == "pcie" else "xid"
+    return KernelMessage(kind, max(0, int(ago_s)), 0, text[:_TEXT])
 
 
 _HEX = "[0-9a-fA-F]"
@@ -216,11 +215,8 @@ def read_log(
     until = tool_deadline(supervisor, limit_s)
     boot_s = uptime_s()
     reason, best = "", None
-    for argv in (
-        ["dmesg"],
-        ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q",
-         f"--since=-{int(since_s) + 60}s"],
-    ):  # fmt: skip
+    journalctl = ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"]
+    for argv in (["dmesg"], [*journalctl, f"--since=-{int(since_s) + 60}s"]):
         path = tool_path(argv[0])
         if not path or time.monotonic() > until:
             continue
@@ -234,7 +230,7 @@ def read_log(
         lines = [(row.boot_s, row.text) for row in rows if row.boot_s is not None]
         if ended.rc != 0 or not lines:
             error = ended.err.strip().partition("\n")[0][:150]
-            reason = reason or (f"{argv[0]}: {error}" if error else f"{argv[0]} shows nothing")
+            reason = reason or f"{argv[0]}{f': {error}' if error else ' shows nothing'}"
             continue
         if best is None or lines[0][0] < best[0][0]:
             best = lines

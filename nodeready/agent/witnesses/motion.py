@@ -140,13 +140,13 @@ def probe(config: MotionConfig, deadline: float) -> tuple[list[Motion], str]:
     turns = processes.by_owner(own_ranks, {pid: rank.turn for pid, rank in own_ranks.items()})
     rank_by_pid = {pid: own_ranks[pid] for pid in turns[:MAX_RANKS]}
     descendants = _descendants(job_processes, rank_by_pid)
-    values_by_pid = processes.probe_each(
-        lambda pid: _motion(pid, descendants[pid], config.progress),
-        list(rank_by_pid),
-        deadline,
-        processes.owners(rank_by_pid),
-    )
-    motions = []
+    owners, motions = processes.owners(rank_by_pid), []
+
+    def look(pid: int) -> dict[str, Any] | None:
+        return _motion(pid, descendants[pid], config.progress)
+
+    values_by_pid = processes.probe_each(look, list(rank_by_pid), deadline, owners)
+
     for pid, values in values_by_pid.items():
         if values and values is not processes.HANGS:
             process, identity = rank_by_pid[pid].process, rank_by_pid[pid].identity
@@ -184,8 +184,8 @@ def _descendants(
     children: dict[int, list[int]] = defaultdict(list)
     for process in job_processes:
         children[process.parent].append(process.pid)
-    families = ((pid, processes.descendants(pid, children)) for pid in pids)
-    return {pid: sorted(islice(family, _MAX_DESCENDANTS)) for pid, family in families}
+    families = {pid: processes.descendants(pid, children) for pid in pids}
+    return {pid: sorted(islice(row, _MAX_DESCENDANTS)) for pid, row in families.items()}
 
 
 def _numbers(path: str) -> tuple[str, list[int]] | None:
@@ -239,7 +239,6 @@ def timeouts(settings: str) -> dict[str, int]:
 
 def _settings(pid: int) -> str:
     """The arguments of a process, joined by spaces, and its environment, a variable per line."""
-    """The arguments of a process, joined by spaces, and its environment, a variable per line."""
     variables = (processes.environment_bytes(pid) or b"").decode("utf-8", "replace")
     command = processes.contents(f"/proc/{pid}/cmdline")
     return "\n".join((command.replace("\0", " "), *variables.split("\0")))
@@ -252,7 +251,10 @@ def _log(pid: int) -> tuple[int | None, int | None, bool]:
         return None, None, False
     with contextlib.suppress(OSError):
         owner = os.stat(f"/proc/{pid}").st_uid
-        watchdog = any(_watchdog_fired(link, owner) for link in files)
+        for link in files:
+            with contextlib.suppress(logs.NoLogError):
+                end = logs.written_part(link, link, owner, _LOG_BYTES)[0]
+                watchdog = watchdog or bool(_WATCHDOG.search(end))
     latest = max(file_stat.st_mtime for file_stat in files.values())
     age_s = max(0, min(int(time.time() - latest), 2**31 - 1))
     return sum(file_stat.st_size for file_stat in files.values()), age_s, watchdog
@@ -268,13 +270,6 @@ def _log_files(pid: int) -> dict[str, os.stat_result]:
             if is_new and stat.S_ISREG(file_stat.st_mode):
                 files[link] = file_stat
     return files
-
-
-def _watchdog_fired(link: str, owner: int) -> bool:
-    """Whether the end of the log has a timeout of the watchdog."""
-    with contextlib.suppress(logs.NoLogError):
-        return bool(_WATCHDOG.search(logs.written_part(link, link, owner, _LOG_BYTES)[0]))
-    return False
 
 
 def _last_match(pid: int, pattern: str) -> int | None:

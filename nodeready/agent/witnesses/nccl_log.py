@@ -208,16 +208,15 @@ class _ProcessFacts:
 
     def merged(self, other: _ProcessFacts) -> _ProcessFacts:
         """Both; this one's values come first."""
-        fields: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            other_value = getattr(other, name)
+
+        def both(value: Any, other_value: Any) -> Any:
             if isinstance(value, dict):
-                fields[name] = {**value, **other_value, **value}
-            elif isinstance(value, set):
-                fields[name] = value | other_value
-            else:
-                fields[name] = other_value if value is None else value
-        return _ProcessFacts(**fields)
+                return {**value, **other_value, **value}
+            if isinstance(value, set):
+                return value | other_value
+            return other_value if value is None else value
+
+        return _ProcessFacts(**{k: both(v, getattr(other, k)) for k, v in vars(self).items()})
 
     def add_call(self, match: re.Match[str]) -> None:
         """Add a call of a collective. Sends and receives differ between ranks."""
@@ -253,10 +252,28 @@ class _LargestCommunicator:
     state: str = ""
 
 
+#: In the line of a communicator -> its state.
+_STATE_WORDS = {
+    "Init START": "init", "Init COMPLETE": "ready", "Abort COMPLETE": "aborted",
+    "Destroy COMPLETE": "ended",
+}  # fmt: skip
+
+
 @dataclass
 class _Process:
     facts: dict[int, _ProcessFacts] = field(default_factory=dict)
     communicators: dict[int, _LargestCommunicator] = field(default_factory=dict)
+
+    def add_communicator(self, rank: int, size: int, device: int, text: str) -> None:
+        largest = self.communicators.get(device)
+        if rank >= size or (largest is not None and size < largest.size):
+            return
+        if largest is None or (rank, size) != (largest.rank, largest.size):
+            if largest is None and len(self.communicators) >= 64:
+                return
+            largest = self.communicators[device] = _LargestCommunicator(rank, size)
+        for word in filter(text.__contains__, _STATE_WORDS):
+            largest.state = _STATE_WORDS[word]
 
 
 class _LogReader:
@@ -312,7 +329,8 @@ class _LogReader:
             if len(facts.speakers) < 2:
                 facts.speakers.add(int(target if direction == "receive" else source))
         elif match := _COMM.search(text):
-            self._add_communicator(process, device, match, text)
+            device = int(match[3]) if match[3] else device
+            process.add_communicator(int(match[1]), int(match[2]), device, text)
         elif match := _CHANNELS.search(text):
             facts.channels = int(match[1])
             facts.nvls = int(match[2]) if match[2] else facts.nvls
@@ -337,25 +355,6 @@ class _LogReader:
                     texts |= {name: words.strip() for name, words in match.groupdict().items()}
                     facts.networks |= {network} - {""}
                     break
-
-    def _add_communicator(
-        self, process: _Process, device: int, match: re.Match[str], text: str
-    ) -> None:
-        rank, size = int(match[1]), int(match[2])
-        device = int(match[3]) if match[3] else device
-        largest = process.communicators.get(device)
-        if rank >= size or (largest is not None and size < largest.size):
-            return
-        if largest is None or (rank, size) != (largest.rank, largest.size):
-            if largest is None and len(process.communicators) >= 64:
-                return
-            largest = process.communicators[device] = _LargestCommunicator(rank, size)
-        for word, state in (
-            ("Init START", "init"), ("Init COMPLETE", "ready"), ("Abort COMPLETE", "aborted"),
-            ("Destroy COMPLETE", "ended"),
-        ):  # fmt: skip
-            if word in text:
-                largest.state = state
 
     def result(self) -> NcclLog:
         places = self.processes.items()
@@ -386,13 +385,10 @@ class _LogReader:
     def _described(self, rank: NcclRank, facts: _ProcessFacts) -> NcclRank:
         texts, network, gdr = facts.texts, _network(facts), facts.gdr
         nets = [name for name in facts.transports if name.startswith(("NET/", "COLLNET/"))]
-        if nets:
-            gdr = any("GDRDMA" in name for name in nets)
+        gdr = any("GDRDMA" in name for name in nets) if nets else gdr
         interface, address = texts.get("interface", ""), texts.get("address", "")
-        plugin = texts.get("plugin", "")
         own_name = texts.get("network", "")
-        if not plugin and own_name and own_name not in ("IB", "Socket"):
-            plugin = own_name
+        plugin = texts.get("plugin", "") or ("" if own_name in ("IB", "Socket") else own_name)
         size = max((ranks for ranks, _ in facts.calls), default=0)
         calls = [calls for (ranks, _), calls in facts.calls.items() if ranks == size]
         names = ("provider", "gid", "tuner", "profiler")

@@ -261,9 +261,8 @@ class _RasSection:
         if counts := _OPERATIONS.fullmatch(row):
             self.operation, self.several = counts[1].strip(), ""
         elif rank := _RANK.fullmatch(row):
-            pid, host = int(rank[3] or 0), rank[4] or ""
             number = int(rank[1])
-            member = self.members.get(number) or Member(number, host, pid)
+            member = self.members.get(number) or Member(number, rank[4] or "", int(rank[3] or 0))
             self.members[number] = self._with_status(member, rank[2] or self.several, dead)
         elif many := _SEVERAL.fullmatch(row):
             self.several = f"{many[2]} {many[3]}"
@@ -287,10 +286,8 @@ class _RasSection:
         return member
 
     def communicator(self) -> Communicator:
-        members = tuple(
-            replace(member, counts=tuple(self.counts.get(number, {}).items()))
-            for number, member in sorted(self.members.items())
-        )
+        rows = ((m, self.counts.get(number, {})) for number, m in sorted(self.members.items()))
+        members = tuple(replace(member, counts=tuple(counts.items())) for member, counts in rows)
         usual = tuple((name, count) for name, (_, count) in self.usual.items())
         return Communicator(self.name, self.size, members, usual)
 
@@ -347,7 +344,6 @@ _MEMORY, _CPU_S = 1 << 30, 20  # maximum memory and CPU seconds of the fork
 _MAX_DESCRIPTORS = 65536  # maximum descriptors read of a process
 #: Maximum seconds that the port waits for the job's other processes (RAS_COLLECTIVE_LEG_TIMEOUT).
 _LEG_S = 5
-_ALLOW = "--ras asks all the same"
 
 
 class _Absent(Exception):
@@ -410,29 +406,14 @@ def observe(
         version = software.find_library(pids, uid)
         # Without a listener, a warning about a query makes no sense.
         listener = _listener_address(pids, uid, address)
-        numbers = software.numbers(version)
         if makes_communicator:
             raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
-        if not allow and numbers is None:
-            raise _Absent(
-                f"the version of the job's NCCL is not known, and old ones crash: {_ALLOW}"
-            )
-        if not allow and numbers is not None and numbers < SAFE:
-            raise _Absent(
-                f"NCCL {version}: asking versions before {'.'.join(map(str, SAFE))} has crashed "
-                f"jobs: {_ALLOW}"
-            )
-        # The job may have ranks on other nodes, which were not checked.
-        if not allow and world != len(ranks):
-            raise _Absent(
-                f"NCCL {version}: asking while a communicator is made, also on another node, has "
-                f"crashed jobs: {_ALLOW}"
-            )
+        if not allow and (danger := _danger(version, world == len(ranks))):
+            raise _Absent(f"{danger}: --ras asks all the same")
         ras = _fetch_report(listener, until)
         rank_by_pid = {number: rank for pid, _, rank in user_ranks for number in all_pids(pid)}
-        listed_pids = {
-            member.pid for group in ras.communicators for member in group.members if member.host
-        }
+        members = (member for group in ras.communicators for member in group.members)
+        listed_pids = {member.pid for member in members if member.host}
         lists_all_members = all(group.hash.startswith("0x") for group in ras.communicators)
         if ras.communicators and lists_all_members and not listed_pids & rank_by_pid.keys():
             raise _Absent(f"another job has answered at {_shown(listener)}")
@@ -462,6 +443,18 @@ def observe(
     finally:
         worker.end()
     return Ras("its answer could not be read")
+
+
+def _danger(version: str, has_all_ranks: bool) -> str:
+    """Why a query may crash the job; "": it is safe."""
+    if (numbers := software.numbers(version)) is None:
+        return "the version of the job's NCCL is not known, and old ones crash"
+    if numbers < SAFE:
+        safe = ".".join(map(str, SAFE))
+        return f"NCCL {version}: asking versions before {safe} has crashed jobs"
+    # The job may have ranks on other nodes, which were not checked.
+    cause = "while a communicator is made, also on another node, has crashed jobs"
+    return "" if has_all_ranks else f"NCCL {version}: asking {cause}"
 
 
 def _open_gate(ranks: Sequence[RasRank], environment: Mapping[str, str]) -> tuple[str, int]:
@@ -561,11 +554,9 @@ def _fetch_report(listener: tuple[str, int], until: float) -> Ras:
     except OSError as problem:
         reason = problem.strerror or str(problem)
         raise _Absent(f"the RAS port at {place} broke off: {reason}") from None
-    ras = read_json(text) if json else read_text(text)
-    if ras is None:
-        raise _Absent(
-            f"the RAS port at {place} said what makes no sense: {_beginning(text.encode())}"
-        )
+    if (ras := read_json(text) if json else read_text(text)) is None:
+        beginning = _beginning(text.encode())
+        raise _Absent(f"the RAS port at {place} said what makes no sense: {beginning}")
     return ras
 
 

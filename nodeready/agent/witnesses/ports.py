@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.agent.proc import list_directory
-from nodeready.agent.runtime import ForkedWorker, Send
+from nodeready.agent.runtime import ForkedWorker
 from nodeready.agent.stacks import processes
 
 
@@ -70,16 +70,11 @@ UNREADABLE = "unreadable"
 def counters(root: str = "/sys/class") -> dict[str, Any]:
     """Port -> kind, state, counters (see `network`); ``absent``: why not. root: of the classes"""
     until = time.monotonic() + _COUNTERS_S
-
-    def work(send: Send) -> None:
-        send({"ports": dict(_all_ports(root))})
-
-    worker = ForkedWorker(work, _COUNTERS_S + 1.0)
+    worker = ForkedWorker(lambda send: send({"ports": dict(_all_ports(root))}), _COUNTERS_S + 1.0)
+    hangs = {"absent": "a counter of a network port hangs in the kernel"}
     try:
         for message in worker.messages(_COUNTERS_S, until):
-            if message is None:
-                return {"absent": "a counter of a network port hangs in the kernel"}
-            return dict(message)
+            return hangs if message is None else dict(message)
     finally:
         worker.end()
     return {"absent": "the counters of the network ports cannot be read"}
@@ -136,8 +131,9 @@ def _rdma(path: str) -> dict[str, Any]:
     if not words:
         many = _values(f"{path}/hw_counters", (*_HW_RECEIVED, *_HW_SENT))
         if "rx_bytes" in many and "tx_bytes" in many:
-            received = sum(many.get(name, 0) for name in _HW_RECEIVED)
-            sent = sum(many.get(name, 0) for name in _HW_SENT)
+            received, sent = (
+                sum(many.get(n, 0) for n in names) for names in (_HW_RECEIVED, _HW_SENT)
+            )
     return {
         "kind": "roce" if layer == "Ethernet" else "infiniband",
         "state": "up" if state == "active" else state[:20] or "unknown", "rdma": True,
@@ -159,20 +155,17 @@ def network(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float)
         if "ports" not in sample:
             return Network(str(sample.get("absent", "the network ports were not sampled")))
     old, new = before["ports"], after["ports"]
-    moved_ports = [_port(name, old[name], new[name]) for name in new if name in old]
-    moved_ports += [
-        WitnessedPort(name, old[name]["kind"], "gone", 0, 0) for name in old if name not in new
-    ]
-    ports = tuple(port for port in moved_ports if port is not None)
+    sampled = [_port(name, old[name], new[name]) for name in new if name in old]
+    gone = (name for name in old if name not in new)
+    sampled += [WitnessedPort(name, old[name]["kind"], "gone", 0, 0) for name in gone]
+    ports = tuple(port for port in sampled if port is not None)
     return Network("" if ports else "no network port is up", round(seconds, 3), ports)
 
 
 def _port(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> WitnessedPort | None:
     if not new["rdma"] and "up" not in (old["state"], new["state"]):
         return None
-    received, sent = (
-        _counter_increase(old[direction], new[direction]) for direction in ("received", "sent")
-    )
+    received, sent = (_counter_increase(old[way], new[way]) for way in ("received", "sent"))
     unit = _WORD_BYTES if new.get("words") else 1
     errors = ((name, old["errors"].get(name), value) for name, value in new["errors"].items())
     increases = [(name, _counter_increase(*values, full=False)) for name, *values in errors]
