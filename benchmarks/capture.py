@@ -12,9 +12,8 @@ import platform
 
 from benchmarks import contenders
 from benchmarks.command import Benchmark, BenchmarkReport, Budget, budget_rows
-from benchmarks.contenders import BIN, Cluster, Contender, Samples
+from benchmarks.contenders import BIN, Cluster, Contender
 from nodeready.core.policy import Policy
-from nodeready.lab import LabNode
 from nodeready.runs.deploy import py_spy_binary
 
 RANKS = 4
@@ -41,11 +40,6 @@ until [ -s "/run/up-$2" ]; do sleep 0.1; done
 """
 
 
-def _start(node: LabNode, rank: int, local: int, world: int) -> None:
-    node.write("/run/rank.py", _RANK)
-    node.enter(["sh", "-c", _START, "sh", str(rank), str(local), str(world)])
-
-
 def _contenders(nodes: Cluster) -> list[Contender]:
     """All contenders; all but the yardstick must show a stack."""
     inventory = nodes.pyinfra_inventory("inventory", {})
@@ -61,14 +55,6 @@ def _contenders(nodes: Cluster) -> list[Contender]:
     ]
 
 
-def _budgets(size: int, samples: Samples) -> list[Budget]:
-    return [
-        Budget(f"`{ONCE}`, {size} nodes: wall ÷ Y", 3, samples.ratio(ONCE, ONE)),
-        Budget(f"`{STACKS}`, {size} nodes: wall ÷ Y", 3, samples.ratio(STACKS, ONE)),
-        Budget(f"`{ONCE}`, {size} nodes: commands per node", 1, samples.median(ONCE).sessions),
-    ]
-
-
 def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     tables, budgets = [], []
     program = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
@@ -76,12 +62,21 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
         with contenders.cluster(size, arguments.name) as nodes:
             for number, node in enumerate(nodes.lab.nodes):
                 node.write(_PY_SPY, program, 0o755)
+                node.write("/run/rank.py", _RANK)
                 for local in range(RANKS):
-                    _start(node, RANKS * number + local, local, RANKS * size)
+                    numbers = RANKS * number + local, local, RANKS * size
+                    node.enter(["sh", "-c", _START, "sh", *map(str, numbers)])
             samples = contenders.in_turns(nodes, _contenders(nodes), arguments.repeat)
             rows = contenders.sample_rows(samples, ONE, "Y", size)
             tables.append((f"Stacks, {size} nodes", rows))
-            budgets = _budgets(size, samples)
+            sessions, names = samples.median(ONCE).sessions, (ONCE, STACKS)
+            budgets = [
+                *(
+                    Budget(f"`{n}`, {size} nodes: wall ÷ Y", 3, samples.ratio(n, ONE))
+                    for n in names
+                ),
+                Budget(f"`{ONCE}`, {size} nodes: commands per node", 1, sessions),
+            ]
     return BenchmarkReport("Stacks", [*tables, ("The stacks' budgets", budget_rows(budgets))])
 
 

@@ -164,10 +164,6 @@ def in_child(
         return future.result()
 
 
-def _sizes(words: str) -> list[int]:
-    return [int(word) for word in words.split(",")]
-
-
 @dataclass(frozen=True)
 class Benchmark:
     """A benchmark, as its module declares it."""
@@ -184,7 +180,11 @@ class Benchmark:
         parser = argparse.ArgumentParser(prog=f"benchmarks/run {name}", description=about)
         for option, default in self.defaults.items():
             # argparse converts a default that is a text, too.
-            kind = _sizes if option == "nodes" else type(default)
+            kind = (
+                (lambda words: [*map(int, words.split(","))])
+                if option == "nodes"
+                else type(default)
+            )
             parser.add_argument(
                 f"--{option}", type=kind, default=default, help=f"default {default}"
             )

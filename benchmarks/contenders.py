@@ -306,22 +306,16 @@ def deploys(cluster: Cluster, commands: Path | None) -> list[Contender]:
     values = _by_hand(data)
     inventory = cluster.pyinfra_inventory("inventory", data)
     by_hand = cluster.pyinfra_inventory("stock", values)
-    stock, no_change = HERE / "stock", _PYINFRA_NOTHING
+    stock, no_change, pyinfra = HERE / "stock", _PYINFRA_NOTHING, BIN / "pyinfra"
+    nodeready = str(BIN / "nodeready"), "deploy", str(inventory), "--yes"
+    good = r"(?m)^0 changed .* 0 failed, 0 unreachable"
     playbook, unchanged = HERE / "ansible" / "playbook.yml", r"(?s)\A(?!.*changed=[1-9])"
+    ansible = ANSIBLE, cluster, commands, values, "ansible-playbook", playbook
     return [
-        Contender(
-            NODEREADY,
-            [BIN / "nodeready", "deploy", inventory, "--yes"],
-            r"(?m)^0 changed .* 0 failed, 0 unreachable",
-            (0, 3),
-        ),
-        Contender(PYINFRA, [BIN / "pyinfra", inventory, ROOT / "deploy.py", "-y"], no_change),
-        Contender(
-            STOCK, [BIN / "pyinfra", by_hand, stock / "deploy.py", "-y"], no_change, cwd=stock
-        ),
-        *_ansible(
-            ANSIBLE, cluster, commands, values, "ansible-playbook", playbook, pattern=unchanged
-        ),
+        Contender(NODEREADY, nodeready, good, (0, 3)),
+        Contender(PYINFRA, [pyinfra, inventory, ROOT / "deploy.py", "-y"], no_change),
+        Contender(STOCK, [pyinfra, by_hand, stock / "deploy.py", "-y"], no_change, cwd=stock),
+        *_ansible(*ansible, pattern=unchanged),
     ]
 
 

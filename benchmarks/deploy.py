@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from benchmarks import contenders
@@ -43,16 +44,6 @@ def deploy(nodes: Cluster, rounds: int, ansible: Path | None) -> Samples:
     return samples
 
 
-def _ratios(samples: Samples) -> dict[str, float]:
-    """Each contender's wall time by nodeready's in the same phase."""
-    return {
-        name: samples.ratio(name, f"{NODEREADY}, {phase}")
-        for name in samples
-        for phase in (FIRST, NOTHING)
-        if name.endswith(f", {phase}")
-    }
-
-
 def _budgets(size: int, samples: Samples) -> Iterator[Budget]:
     name, case = f"{NODEREADY}, {NOTHING}", f"{size} nodes, {NOTHING}"
     yield from contenders.run_budgets(case, samples, name, size, 35)
@@ -70,8 +61,12 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
         say(f"{size} nodes")
         with contenders.cluster(size, arguments.name) as nodes:
             samples = deploy(nodes, arguments.repeat, arguments.ansible)
-            ratios = ("÷ nodeready", _ratios(samples))
-            rows = contenders.sample_rows(samples, EXEC, "E", size, ratios)
+            # By nodeready's time in the same phase.
+            ratios = {}
+            for name, phase in product(samples, (FIRST, NOTHING)):
+                if name.endswith(f", {phase}"):
+                    ratios[name] = samples.ratio(name, f"{NODEREADY}, {phase}")
+            rows = contenders.sample_rows(samples, EXEC, "E", size, ("÷ nodeready", ratios))
             tables.append((f"{size} nodes", rows))
             budgets += _budgets(size, samples)
             if size == arguments.nodes[-1]:

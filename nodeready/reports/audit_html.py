@@ -90,8 +90,7 @@ def trend(looks: Sequence[Look], nodes: int) -> Trend | None:
 
 
 def _answered(look: Look) -> int:
-    counts = look.summary["nodes"]
-    return sum(counts.values()) - sum(counts[status] for status in _LOST)
+    return sum(n for status, n in look.summary["nodes"].items() if status not in _LOST)
 
 
 def _results_per_node(look: Look) -> float:

@@ -23,12 +23,9 @@ _NONE = "nothing"  # the word for no value
 def _comment(text: str, indent: str = "# ") -> list[str]:
     # A sanitised text is one line, so that nothing in it can end the comment.
     return wrap(
-        sanitise(text),
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
+        sanitise(text), WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ",
         break_on_hyphens=False,
-    )
+    )  # fmt: skip
 
 
 def _differing(variable: JobVariable) -> list[str]:
@@ -38,20 +35,14 @@ def _differing(variable: JobVariable) -> list[str]:
     for value, names in variable.nodes_by_value:
         lines += _comment(f"{value or _NONE:<{width}}  {node_set(names)}", "#   ")
     (_, first), (_, second), *_ = variable.nodes_by_value
-    if len(first) > len(second):
-        fewer = node_set(name for _, names in variable.nodes_by_value[1:] for name in names)
-        lines += _comment(f"mend {fewer}, or give each node its own value in a file there")
-    else:
-        lines += _comment("give each node its own value in a file there")
-    return lines
+    fewer = node_set(name for _, names in variable.nodes_by_value[1:] for name in names)
+    mend = f"mend {fewer}, or " if len(first) > len(second) else ""
+    return lines + _comment(f"{mend}give each node its own value in a file there")
 
 
 def _shown(variable: JobVariable) -> Iterator[str]:
-    yield from _comment(
-        variable.reason
-        if variable.value is not None
-        else f"{variable.name} is not set: {variable.reason}"
-    )
+    problem = f"{variable.name} is not set: " if variable.value is None else ""
+    yield from _comment(f"{problem}{variable.reason}")
     if variable.value is None and len(variable.nodes_by_value) > 1:
         yield from _differing(variable)
     for note in variable.notes:
@@ -79,9 +70,9 @@ def troubles(environment: Environment) -> Iterator[str]:
     """A line for each variable that a person has to decide on: `eval` hides the comments."""
     for variable in environment.variables:
         if variable.value is None and not variable.settled:
+            rows = variable.nodes_by_value[:3]
             shares = "; ".join(
-                f"{value or _NONE} on {node_set(names, 40)}"
-                for value, names in variable.nodes_by_value[:3]
+                f"{value or _NONE} on {node_set(names, 40)}" for value, names in rows
             )
             reason = f"{variable.reason}: {shares}" if shares else variable.reason
             yield f"{variable.name} is not set: {reason}"

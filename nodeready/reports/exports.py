@@ -180,9 +180,9 @@ def _smoke_suite(
 # --- An audit as CSV: a row for each result of each node, for a spreadsheet.
 
 COLUMNS = (
-    *("node", "status", "check", "severity", "expected", "actual", "source", "fix", "actions"),
+    "node", "status", "check", "severity", "expected", "actual", "source", "fix", "actions",
     "owner",
-)
+)  # fmt: skip
 #: A spreadsheet takes a cell that begins so for a formula, also in full-width characters (OWASP,
 #: CSV Injection). A leading apostrophe makes it a text.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")

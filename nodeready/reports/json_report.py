@@ -180,12 +180,8 @@ def _node(node: NodeReport) -> str:
     """One node of an audit. Its facts are in memory only while its line is written."""
     subjects = node.snapshot.subjects if node.snapshot else {}
     observed = facts(subjects) if node.read_facts is None else node.read_facts()
-    head = {
-        "name": node.name,
-        "status": node.status,
-        "seconds": round(node.seconds, 3),
-        **({} if node.age_s is None else {"age_seconds": node.age_s}),
-    }
+    head = {"name": node.name, "status": node.status, "seconds": round(node.seconds, 3)}
+    head |= {} if node.age_s is None else {"age_seconds": node.age_s}
     return f'{dump(head)[:-1]},"facts":{observed},"results":{_part(node.results)}}}'
 
 

@@ -184,7 +184,11 @@ def fold_similar(
         rows = [shape.merged() for shape in kinds]
     else:
         rows = [shape.merged() for shape in kinds[: max_rows - 1]]
-        rows.append(_example_row(kinds[max_rows - 1 :]))
+        # One row for texts of many shapes: an example.
+        further = [row for shape in kinds[max_rows - 1 :] for row in shape.rows.values()]
+        row_names, row_texts = further[0]
+        names = [name for names, _ in further for name in names]
+        rows.append(SimilarTexts((), names, row_names[0], row_texts[0], len(further)))
     return sorted(rows, key=lambda row: -len(row.names))
 
 
@@ -315,13 +319,6 @@ def _values_text(values: Counter[str], may_be_address: bool) -> str:
     text = f"{ranked[0]} to {ranked[-1]}"
     majority, count = values.most_common(1)[0]
     return f"mostly {majority} ({text})" if count * 2 > sum(values.values()) else text
-
-
-def _example_row(kinds: Sequence[_TextShape]) -> SimilarTexts:
-    """One row for texts of many shapes: an example."""
-    names = [name for shape in kinds for row_names, _ in shape.rows.values() for name in row_names]
-    row_names, texts = next(iter(kinds[0].rows.values()))
-    return SimilarTexts((), names, row_names[0], texts[0], sum(len(shape.rows) for shape in kinds))
 
 
 # --- The columns and the limits of a table on a terminal, and the sections that fit on a screen.

@@ -122,12 +122,9 @@ def _looks(document: History, options: Options) -> Iterator[StyledLine]:
     width = max((len(look.command) for look in looks), default=0)
     number_width = max((len(str(look.id)) for look in looks), default=0)
     for look in looks:
-        yield line(
-            (f"{look.id:>{number_width}}  ", "dim"),
-            f"{_minute(look.time)}  {look.command:<{width}}  ",
-            *_nodes(look),
-            look.inventory,
-        )
+        number = f"{look.id:>{number_width}}  ", "dim"
+        place = f"{_minute(look.time)}  {look.command:<{width}}  "
+        yield line(number, place, *_nodes(look), look.inventory)
     if len(document.looks) > len(looks):
         yield line(f"and {len(document.looks) - len(looks)} earlier ones (-v shows them)")
     since = f" since {_minute(document.first_seen)} UTC" if document.first_seen else ""

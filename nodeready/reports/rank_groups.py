@@ -13,7 +13,6 @@ from nodeready.runs.stacks.document import (
     JobTree,
     Rank,
     Stacks,
-    SystemCall,
     fold_ranks,
     tree,
 )
@@ -46,11 +45,8 @@ def ranks(numbers: Sequence[int], limit: int = 1_000_000) -> str:
 def members(group: Group, limit: int = 1_000_000) -> str:
     """The ranks of a group, and the number of its processes without a rank; "": it has none."""
     rankless = group.processes - len(group.ranks)
-    parts = [
-        ranks(group.ranks, limit),
-        counted(rankless, "process", "processes") if rankless > 0 else "",
-    ]
-    return " and ".join(filter(None, parts))
+    further = counted(rankless, "process", "processes") if rankless > 0 else ""
+    return " and ".join(filter(None, (ranks(group.ranks, limit), further)))
 
 
 def place(frame: Frame) -> str:
@@ -65,11 +61,10 @@ def largest(stacks: Stacks) -> Group | None:
 
 
 def overtaken(stacks: Stacks) -> set[int]:
-    """The indexes of the groups that another group has overtaken.
-
-    Group B has overtaken group A if the path of A is the beginning of the path of B, from the same
-    lines, and B is at a later line of the last shared function. At the same line, the order is not
-    known; an earlier line may be another iteration of a loop.
+    """The indexes of the groups that another group has overtaken. Group B has overtaken group A if
+    the path of A is the beginning of the path of B, from the same lines, and B is at a later line
+    of the last shared function. At the same line, the order is not known; an earlier line may be
+    another iteration of a loop.
     """
     paths = {
         number: tuple((frame.function, frame.file) for frame in group.frames)
@@ -100,26 +95,20 @@ def _is_later(frames: Sequence[Frame], deeper: Sequence[Frame]) -> bool:
 def process(rank: Rank) -> str:
     """``pid 4711, state S in futex_wait_queue, 0.01 s CPU``."""
     waits = f" in {rank.wait_channel[:60]}" if rank.wait_channel not in ("", "0") else ""
-    parts = [f"pid {rank.pid}"]
-    if rank.state:
-        parts.append(f"state {rank.state[:20]}{waits}")
-    if rank.cpu_s is not None:
-        parts.append(f"{rank.cpu_s:.2f} s CPU")
-    if rank.note:
-        parts.append(rank.note)
-    return ", ".join(parts)
+    state = f"state {rank.state[:20]}{waits}" if rank.state else ""
+    cpu = f"{rank.cpu_s:.2f} s CPU" if rank.cpu_s is not None else ""
+    return ", ".join(filter(None, (f"pid {rank.pid}", state, cpu, rank.note)))
 
 
 def call_texts(group: Group) -> list[str]:
     """The system calls of a group, a line each: ``49,210/s  read  pipe of pid 55  rank 3``."""
-    return [_call(group, row) for row in group.system_calls]
-
-
-def _call(group: Group, row: SystemCall) -> str:
-    owner = ranks(row.ranks, _RANKS) if set(row.ranks) != set(group.ranks) else ""
-    rate = row.calls / (row.seconds or 1)
-    text = f"{rate:,.0f}/s  {row.call}" if row.call else "none: it computes"
-    return "  ".join(filter(None, (text, row.object, owner)))
+    texts = []
+    for row in group.system_calls:
+        owner = ranks(row.ranks, _RANKS) if set(row.ranks) != set(group.ranks) else ""
+        rate = row.calls / (row.seconds or 1)
+        text = f"{rate:,.0f}/s  {row.call}" if row.call else "none: it computes"
+        texts.append("  ".join(filter(None, (text, row.object, owner))))
+    return texts
 
 
 def processes_by_group(stacks: Stacks) -> dict[int, list[Rank]]:
@@ -142,12 +131,8 @@ def headline(stacks: Stacks) -> str:
     groups = stacks.groups
     if not stacks.processes:
         return f"{job}no rank was found" + (f" of {size}" if size else "")
-    if (
-        len(groups) == 1
-        and groups[0].kind == "stack"
-        and found_count
-        and size in (None, found_count)
-    ):
+    is_one_group = len(groups) == 1 and groups[0].kind == "stack"
+    if is_one_group and found_count and size in (None, found_count):
         return f"{job}{_one_group(groups[0], found_count, is_complete=bool(size))}, on {nodes}"
     texts = []
     if found_count:
@@ -211,10 +196,8 @@ def _chain(node: JobTree) -> tuple[tuple[Frame, ...], JobTree]:
 
 
 def branches(stacks: Stacks, max_branches: int, max_depth: int) -> Iterator[Branch]:
-    """The rows of the merged tree, a branch before the branches below it.
-
-    The function does not recurse, because ranks in a recursive function make a tree that is
-    hundreds of branches deep.
+    """The rows of the merged tree, a branch before the branches below it; without recursion,
+    because ranks in a recursive function make a tree that is hundreds of branches deep.
 
     max_branches: maximum number of siblings; one row stands for the hidden ones
     max_depth:    maximum number of nested branches

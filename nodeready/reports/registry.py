@@ -106,8 +106,9 @@ _EXTENSIONS = {
     "table": ".txt", "nagios": ".txt", "junit": ".xml", "prometheus": ".prom",
     "evidence": ".evidence.html", "sh": ".env",
 }  # fmt: skip
-#: The documents that have a table and JSON -> the function of the table.
-_PLAIN_DOCUMENTS = {
+#: Documents whose table and JSON have no options of their own -> the function of the table.
+_TABLES = {
+    "smoke": "smoke_table:show", "stacks": "stacks_table:show",
     "waivers": "memory_tables:waivers", "history": "memory_tables:history",
     "debuggable": "stacks_table:debuggable", "jobs": "triage_tables:jobs",
     "undrain": "triage_tables:undrain", "lemons": "memory_tables:lemons",
@@ -132,21 +133,15 @@ _ROWS = (
     Format("ready", "prometheus", "monitoring:prometheus", part="audit"),
     Format("ready", "nagios", "monitoring:nagios", part="audit"),
     Format("ready", "csv", "exports:csv_lines", part="audit"),
-    Format("smoke", "table", "smoke_table:show"),
-    Format("smoke", "json", "json_report:render"),
-    Format("smoke", "junit", "exports:junit_smoke"),
-    Format("smoke", "prometheus", "monitoring:prometheus_smoke"),
     Format("deploy", "table", "deploy_table:show"),
     Format("deploy", "json", "json_report:render_deploy"),
-    Format("stacks", "table", "stacks_table:show"),
-    Format("stacks", "json", "json_report:render"),
-    Format("stacks", "html", "stacks_html:render"),
+    *(Format(document, "table", table) for document, table in _TABLES.items()),
     Format("env", "sh", "env_script:shell_lines"),
-    Format("env", "json", "json_report:render"),
     Format("script", "sh", "env_script:script_lines"),
-    Format("script", "json", "json_report:render"),
-    *(Format(document, "table", table) for document, table in _PLAIN_DOCUMENTS.items()),
-    *(Format(document, "json", "json_report:render") for document in _PLAIN_DOCUMENTS),
+    *(Format(document, "json", "json_report:render") for document in (*_TABLES, "env", "script")),
+    Format("smoke", "junit", "exports:junit_smoke"),
+    Format("smoke", "prometheus", "monitoring:prometheus_smoke"),
+    Format("stacks", "html", "stacks_html:render"),
 )
 
 #: document -> name -> its format, in the order in which ``--help`` names them.

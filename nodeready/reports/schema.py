@@ -70,21 +70,13 @@ _RULES: dict[type, list[dict[str, Any]]] = {
     ]
 }
 _PLAIN: dict[type, str] = {
-    str: "string",
-    bytes: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
+    str: "string", bytes: "string", int: "integer", float: "number", bool: "boolean",
     type(None): "null",
-}
+}  # fmt: skip
 
 
 def _sentence(text: str) -> str:
-    """A docstring's words in the terms of JSON.
-
-    >>> _sentence("None: the nodes were probed;")
-    'null: the nodes were probed.'
-    """
+    """A docstring's words in the terms of JSON: ``None: none;`` becomes ``null: none.``"""
     words = " ".join(text.split()).rstrip(";.").replace("``", "`")
     words = re.sub(r"\bNone\b", "null", words).replace("() ", "empty ")
     if not words or re.fullmatch(r"one of [A-Z_]+", words):
@@ -202,14 +194,10 @@ class SchemaWriter:
                 required.append(key)
             fields[key] = self.of(hint) | ({"description": meaning} if meaning else {})
         about, rules = meanings(kind)[0], _RULES.get(kind, [])
-        return {
-            **({"description": about} if about else {}),
-            "type": "object",
-            "properties": fields,
-            "required": required,
-            "additionalProperties": False,
-            **({"allOf": rules} if rules else {}),
-        }
+        shape = {"type": "object", "properties": fields, "required": required}
+        schema_of: dict[str, Any] = {"description": about} if about else {}
+        schema_of |= {**shape, "additionalProperties": False}
+        return {**schema_of, "allOf": rules} if rules else schema_of
 
 
 def schema(document: str) -> dict[str, Any]:

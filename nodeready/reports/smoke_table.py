@@ -49,24 +49,21 @@ def _figure(gbps: float) -> str:
     return f"{gbps:.1f}" if gbps >= 10 else f"{gbps:.2f}" if gbps >= 0.1 else f"{gbps:.2g}"
 
 
-def _merge_similar(
-    rows: list[tuple[SmokeSuspect, tuple[str, ...]]],
-) -> list[tuple[SmokeSuspect, tuple[str, ...]]]:
+_SuspectRow = tuple[SmokeSuspect, tuple[str, ...]]  # a suspect, and its nodes
+
+
+def _merge_similar(rows: list[_SuspectRow]) -> list[_SuspectRow]:
     """The rows, with one row for nodes with similar evidence."""
-    suspect_of_node = {
-        names[0]: suspect for suspect, names in rows if suspect.kind == NODE and len(names) == 1
-    }
+    single_rows = (row for row in rows if row[0].kind == NODE and len(row[1]) == 1)
+    suspect_of_node = {names[0]: suspect for suspect, names in single_rows}
     similar = fold_similar((suspect.evidence, name) for name, suspect in suspect_of_node.items())
     merged = {row.names[0]: row for row in similar}
-    merged_rows: list[tuple[SmokeSuspect, tuple[str, ...]]] = []
+    merged_rows: list[_SuspectRow] = []
     for suspect, names in rows:
-        row = merged.get(names[0])
         if suspect_of_node.get(names[0]) is not suspect:
             merged_rows.append((suspect, names))
-        elif row is not None:
-            merged_rows.append(
-                (replace(suspect, evidence=row.shared_texts or row.instance), tuple(row.names))
-            )
+        elif row := merged.get(names[0]):
+            merged_rows.append((replace(suspect, evidence=row.texts), tuple(row.names)))
     return merged_rows
 
 
@@ -99,13 +96,9 @@ class _SmokeTable(TableLayout):
     def verdict(self) -> Iterator[StyledLine]:
         """The verdict, the result and the engine, in several lines if one is too short."""
         smoke = self.smoke
-        parts = [self.summary()]
-        if smoke.engine:
-            parts.append(smoke.engine)
-        parts.append(
-            f"{counted(smoke.tests, 'test')}, {counted(smoke.rounds, 'round')}, "
-            f"{duration_s(smoke.started, smoke.finished):.0f} s"
-        )
+        counts = f"{counted(smoke.tests, 'test')}, {counted(smoke.rounds, 'round')}"
+        length = f"{duration_s(smoke.started, smoke.finished):.0f} s"
+        parts = [self.summary(), *filter(None, [smoke.engine]), f"{counts}, {length}"]
         rows = [""]
         for part in parts:
             joined = f"{rows[-1]} · {part}" if rows[-1] else part
@@ -126,7 +119,7 @@ class _SmokeTable(TableLayout):
             columns = self.indent + len(finding.advice) + 2
             yield self.sentence(f"{finding.advice}  ", self.names_beside(finding.nodes, columns))
 
-    def suspect(self, row: tuple[SmokeSuspect, tuple[str, ...]]) -> Iterator[StyledLine]:
+    def suspect(self, row: _SuspectRow) -> Iterator[StyledLine]:
         suspect, names = row
         count = f"  {counted(len(names), 'node')}"
         names_part: list[Part] = [self.names_beside(names, self.indent + len(count))]
@@ -142,12 +135,12 @@ class _SmokeTable(TableLayout):
         yield self.head(suspect.kind, "suspect", *names_part)
         yield from self.limited(suspect.evidence, _MAX_EVIDENCE, lambda row: [self.sentence(row)])
 
-    def short(self, row: tuple[SmokeSuspect, tuple[str, ...]]) -> StyledLine:
+    def short(self, row: _SuspectRow) -> StyledLine:
         return next(self.suspect(row)).with_text(f"  {'; '.join(row[0].evidence[:1])}")
 
     def suspects(self) -> RowSection:
         """The suspects; those of one kind with the same evidence are one row."""
-        equal: dict[object, tuple[SmokeSuspect, tuple[str, ...]]] = {}
+        equal: dict[object, _SuspectRow] = {}
         for index, suspect in enumerate(self.smoke.suspects):
             is_single = suspect.kind in (PAIR, SCALE)
             key = index if is_single else (suspect.kind, suspect.gpus, suspect.evidence)
@@ -164,11 +157,8 @@ class _SmokeTable(TableLayout):
 
     def untested(self) -> RowSection:
         """The nodes that answered and were not tested, by their reason."""
-        pairs = [
-            (node.name, node.reason)
-            for node in self.smoke.nodes
-            if node.status == UNTESTED and not node.gap
-        ]
+        untested = (n for n in self.smoke.nodes if n.status == UNTESTED and not n.gap)
+        pairs = [(node.name, node.reason) for node in untested]
         section = self.by_reason(UNTESTED, "unknown", reasons(pairs, self.verbose))
         return section._replace(max_rows=_MAX_REASONS)
 

@@ -58,15 +58,11 @@ def _cards(stacks: Stacks) -> Iterator[_Row]:
     processes_of = rank_groups.processes_by_group(stacks)
     largest, overtaken = rank_groups.largest(stacks), rank_groups.overtaken(stacks)
     for index, group in enumerate(stacks.groups):
-        yield {
-            "number": index + 1,
-            "group": group,
-            "processes": processes_of.get(index, ()),
-            # All groups are compared with the largest one.
-            "is_largest": group is largest,
-            # Other groups have moved on from its last call.
-            "is_overtaken": index in overtaken,
-        }
+        # All groups are compared with the largest. Others have moved on from an overtaken one's
+        # last call.
+        place = {"is_largest": group is largest, "is_overtaken": index in overtaken}
+        processes = processes_of.get(index, ())
+        yield {"number": index + 1, "group": group, "processes": processes, **place}
 
 
 class _StatementIndex:
@@ -106,10 +102,8 @@ def _members(stacks: Stacks) -> Iterator[_GroupRank]:
     """Every rank, by group and then by rank."""
     processes_of = rank_groups.processes_by_group(stacks)
     for index, group in enumerate(stacks.groups):
-        processes = sorted(
-            processes_of.get(index, ()),
-            key=lambda process: (process.rank is None, process.rank or 0),
-        )
+        processes = list(processes_of.get(index, ()))
+        processes.sort(key=lambda process: (process.rank is None, process.rank or 0))
         for process in processes:
             channel = process.wait_channel if process.wait_channel != "0" else ""
             state = f"{process.state} {channel}".strip()
@@ -146,31 +140,16 @@ def _matrix(stacks: Stacks) -> tuple[list[_Row], int]:
             continue
         members, group = list(iterator), stacks.groups[group_index]
         nodes = dict.fromkeys(member.node for member in members if member.node)
-        rows.append(
-            {
-                "order": len(rows) + 1,  # by suspicion
-                "number": group_index + 1,
-                "group": group,
-                "ranks": [member.rank for member in members if member.rank is not None],
-                "processes": [member.process for member in members if member.process],
-                "nodes": tuple(nodes) or group.nodes,
-                "state": state,
-                "cells": [
-                    _cell([of_witness[number] for number in cell])
-                    for of_witness, cell in zip(statements, cells)
-                ],
-            }
-        )
+        pairs = zip(statements, cells)
+        rows.append({
+            "order": len(rows) + 1,  # by suspicion
+            "number": group_index + 1, "group": group, "state": state,
+            "ranks": [member.rank for member in members if member.rank is not None],
+            "processes": [member.process for member in members if member.process],
+            "nodes": tuple(nodes) or group.nodes,
+            "cells": [_cell([witness[number] for number in cell]) for witness, cell in pairs],
+        })  # fmt: skip
     return rows, hidden
-
-
-def _suspect_group(stacks: Stacks, ranks: Sequence[int]) -> int:
-    """The number of the first group with one of these ranks; 0: no group."""
-    suspects = set(ranks)
-    for number, group in enumerate(stacks.groups, 1):
-        if suspects & {*group.ranks}:
-            return number
-    return 0
 
 
 def _tree(stacks: Stacks) -> Iterator[_Row]:
@@ -178,18 +157,22 @@ def _tree(stacks: Stacks) -> Iterator[_Row]:
     rows = list(branches(stacks, _BRANCHES, _DEPTH))
     depths = [*(row.depth for row in rows[1:]), 0]
     for row, after in zip(rows, depths):
-        yield {
-            "branch": row, "opens": after > row.depth, "closes": max(0, row.depth - after),
-        }  # fmt: skip
+        yield {"branch": row, "opens": after > row.depth, "closes": max(0, row.depth - after)}
 
 
 def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     """The page. It folds without its script, and searches with it."""
     matrix, hidden_rows = _matrix(stacks)
+
+    def suspect_group(ranks: Sequence[int]) -> int:
+        """The number of the first group with one of these ranks; 0: no group."""
+        groups = enumerate(stacks.groups, 1)
+        return next((number for number, group in groups if {*ranks} & {*group.ranks}), 0)
+
     yield from page().render(
         stacks=stacks, title=rank_groups.headline(stacks), groups=list(_cards(stacks)),
         matrix=matrix, hidden_rows=hidden_rows,
-        suspect_group=lambda ranks: _suspect_group(stacks, ranks),
+        suspect_group=suspect_group,
         tree=list(_tree(stacks)) if any(group.frames for group in stacks.groups) else (),
         silent=[f"{gap.node}: {gap.reason}" for gap in rank_groups.silent(stacks)],
     )  # fmt: skip

@@ -110,13 +110,9 @@ class _StacksTable(TableLayout):
         remaining = self.width - self.indent - len(role) - len(ranks_text) - len(ending)
         room = max(20, min(remaining, _NODES))
         names = node_set(group.nodes, NO_LIMIT if self.verbose else room) if group.nodes else ""
-        return line(
-            (f"{word(group):<{self.indent}}", style),
-            (role, STYLES[group.role] if group.role else ""),
-            (ranks_text, "bold"),
-            names,
-            ending,
-        )
+        head = f"{word(group):<{self.indent}}", style
+        role_part = role, STYLES[group.role] if group.role else ""
+        return line(head, role_part, (ranks_text, "bold"), names, ending)
 
     def fit(self, text: StyledLine) -> StyledLine:
         """A row, cut to the width of the screen; in a pipe, only a very long row is cut."""
@@ -324,28 +320,17 @@ def _merge_nodes_without_data(stacks: Stacks) -> Stacks:
     rows = fold_similar(
         (((group.no_stack_reason,), name) for name, group in lost.items()), 3, reasons=True
     )
-    merged = {
-        int(row.names[0][1:]): replace(
-            lost[row.names[0]],
-            nodes=tuple(dict.fromkeys(node for name in row.names for node in lost[name].nodes)),
-            no_stack_reason=row.texts[0],
-        )
-        for row in rows
-    }
-    groups = [
-        (index, merged.get(index, group))
-        for index, group in enumerate(stacks.groups)
-        if index in merged or f"\0{index}" not in lost
-    ]
-    new_indexes = {index: new for new, (index, _) in enumerate(groups)}
-    return replace(
-        stacks,
-        groups=tuple(group for _, group in groups),
-        processes=tuple(
-            rank._replace(group=new_indexes.get(rank.group, rank.group))
-            for rank in stacks.processes
-        ),
-    )
+    groups = dict(enumerate(stacks.groups))
+    for row in rows:
+        first, *further = row.names
+        nodes = tuple(dict.fromkeys(node for name in row.names for node in lost[name].nodes))
+        merged = replace(lost[first], nodes=nodes, no_stack_reason=row.texts[0])
+        groups[int(first[1:])] = merged
+        for name in further:
+            del groups[int(name[1:])]
+    new = {index: number for number, index in enumerate(groups)}
+    ranks = (rank._replace(group=new.get(rank.group, rank.group)) for rank in stacks.processes)
+    return replace(stacks, groups=tuple(groups.values()), processes=tuple(ranks))
 
 
 def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:

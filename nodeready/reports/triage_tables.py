@@ -56,15 +56,11 @@ def size(number: int) -> str:
 def crash_process(crash: Crash) -> str:
     """``pid 4711, rank 3, user ada, 37 threads, 5.2 MiB``: the known values of a crash_process."""
     core = crash.core
-    parts = [
-        "" if crash.pid is None else f"pid {crash.pid}",
-        "" if core.rank is None else f"rank {core.rank}",
-        f"job {core.job}" if core.job else "",
-        f"user {core.user}" if core.user else "" if core.uid is None else f"uid {core.uid}",
-        counted(core.threads, "thread") if core.threads else "",
-        size(crash.location.file.size_bytes),
-    ]
-    return ", ".join(filter(None, parts))
+    numbers = {"pid": crash.pid, "rank": core.rank, "job": core.job or None}
+    numbers |= {"user": core.user} if core.user else {"uid": core.uid}
+    parts = [f"{word} {value}" for word, value in numbers.items() if value is not None]
+    parts += [counted(core.threads, "thread")] if core.threads else []
+    return ", ".join([*parts, size(crash.location.file.size_bytes)])
 
 
 class _CoresTable(TableLayout):
@@ -147,11 +143,6 @@ class _CoresTable(TableLayout):
         rows = fold_similar(pairs, NO_LIMIT if self.verbose else 3)
         return RowSection(rows, full, short, self.count_line)
 
-    def notes(self, cores: Cores) -> RowSection:
-        """Directories that a node could not search, and why."""
-        notes = ((node, note) for node, notes in cores.notes.items() for note in notes)
-        return self.by_reason("note", "warn", reasons(notes, self.verbose))
-
 
 def cores_lines(cores: Cores, options: Options = PLAIN) -> Iterator[StyledLine]:
     """Each kind of crash with its backtrace, then the unread cores and the failed nodes.
@@ -159,12 +150,11 @@ def cores_lines(cores: Cores, options: Options = PLAIN) -> Iterator[StyledLine]:
     With ``verbose`` every frame and every core is shown.
     """
     table = _CoresTable(options)
-    sections = [
-        RowSection(cores.groups, table.group, table.short, table.more_kinds, _GROUPS),
-        table.unread(cores.unread),
-        *table.gaps(cores.gaps),
-        table.notes(cores),
-    ]
+    groups = RowSection(cores.groups, table.group, table.short, table.more_kinds, _GROUPS)
+    # Directories that a node could not search, and why.
+    pairs = ((node, note) for node, notes in cores.notes.items() for note in notes)
+    notes = table.by_reason("note", "warn", reasons(pairs, table.verbose))
+    sections = [groups, table.unread(cores.unread), *table.gaps(cores.gaps), notes]
     room = 0 if table.is_whole else options.lines - 3
     yield from fitted(sections, room, options.width, _FULL_ROWS)
     older = sum(cores.unlisted.values())
@@ -351,12 +341,8 @@ def tail_lines(tail: TailDocument, options: Options = PLAIN) -> Iterator[StyledL
     table = _TailTable(tail, options)
     rows = sum(group.kind in ("stopped", "lines") for group in tail.groups)
     after = [*table.reports(), *table.end(rows)]
-    sections = [
-        *table.gaps(tail.gaps),
-        *table.groups("no-file", "unreadable"),
-        *table.groups("stopped", "lines"),
-        *table.groups("skipped"),
-    ]
+    kinds = ("no-file", "unreadable"), ("stopped", "lines"), ("skipped",)
+    sections = [*table.gaps(tail.gaps), *(row for words in kinds for row in table.groups(*words))]
     room = 0 if table.is_whole else max(_MAX_LOG_GROUPS, options.lines - len(after))
     yield from fitted(sections, room, options.width)
     yield from after

@@ -225,12 +225,8 @@ class _FactChanges:
                 yield Change(kind_of(owner), owner, before.get(owner), after.get(owner))
 
     @cached_property
-    def _groups_before(self) -> frozenset[str]:
-        return _groups(self._before)
-
-    @cached_property
-    def _groups_after(self) -> frozenset[str]:
-        return _groups(self._after)
+    def _groups(self) -> tuple[frozenset[str], frozenset[str]]:
+        return _groups(self._before), _groups(self._after)
 
     def _owner(self, key: str) -> str | None:
         """The changed part, element or key; None: a subject that only one look has."""
@@ -238,7 +234,7 @@ class _FactChanges:
         if key in self._before and key in self._after:
             groups = None
         else:
-            groups = self._groups_before if key in self._after else self._groups_after
+            groups = self._groups[key in self._before]
             if key.partition(".")[0] not in groups:
                 return None
         if elements and self._identities(elements[0]) is not None:

@@ -371,19 +371,15 @@ def parse_results(data: Mapping[str, Any]) -> dict[str, Result]:
 
 def _parts(observation: Any) -> list[tuple[str, str, str, str]]:
     """The (kind, serial, uuid, slot) of the parts that can move to another node."""
-    if isinstance(observation, Gpus):
-        return [
-            ("gpu", serial[:_MAX_SERIAL], (gpu.uuid or "")[:_MAX_SERIAL], gpu.pci_address)
-            for gpu in observation.gpus
-            if (serial := gpu.serial or gpu.uuid)
-        ]
-    if isinstance(observation, Rdma):
-        return [
-            ("adapter", device.node_guid, "", device.pci_address or name)
-            for name, device in observation.devices.items()
-            if device.node_guid and not device.virtual
-        ]
-    return []
+    parts = []
+    for gpu in observation.gpus if isinstance(observation, Gpus) else ():
+        if serial := gpu.serial or gpu.uuid:
+            ids = serial[:_MAX_SERIAL], (gpu.uuid or "")[:_MAX_SERIAL]
+            parts.append(("gpu", *ids, gpu.pci_address))
+    for name, device in observation.devices.items() if isinstance(observation, Rdma) else ():
+        if device.node_guid and not device.virtual:
+            parts.append(("adapter", device.node_guid, "", device.pci_address or name))
+    return parts
 
 
 def _observed_texts(subject: str, observation: Any, shown: Any) -> Iterator[tuple[str, bytes]]:

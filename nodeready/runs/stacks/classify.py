@@ -150,15 +150,13 @@ def _direct(ends: LinkEnds, activity: str) -> tuple[str, ...]:
 
 
 def _waited(ends: LinkEnds, activity: str) -> tuple[str, ...]:
-    return (*ends.direct, *(ends.child_ends if activity in _CHILD_ACTIVITIES else ()))
+    return ends.direct + (ends.child_ends if activity in _CHILD_ACTIVITIES else ())
 
 
 def _all_ends(ends: LinkEnds, activity: str) -> tuple[str, ...]:
     """The ends of all connections, where the thread waits for no particular one."""
     return ends.all_ends if activity in _PROCESS_ACTIVITIES and not _direct(ends, activity) else ()
 
-
-# --- The state of a process.
 
 # --- The stacks of all nodes: each different one once, known by a number.
 
@@ -223,20 +221,18 @@ class StackNumbers:
         self.path_of: list[int] = []
 
     def _frame(self, frame: tuple[str, str, int]) -> int:
-        number = self._frames.get(frame)
-        if number is None:
+        if (number := self._frames.get(frame)) is None:
             function, file, line = frame
             if "0x" in function:
                 function = _ADDRESS.sub("", function).strip() or "?"
             number = self._frames[frame] = len(self._seen)
             self._seen.append(Frame(function, file, line))
-            place = (function, file)
-            self._function_of.append(self._functions.setdefault(place, len(self._functions)))
+            functions = self._functions
+            self._function_of.append(functions.setdefault((function, file), len(functions)))
         return number
 
     def _stack(self, frames: tuple[int, ...]) -> int:
-        number = self._stacks.get(frames)
-        if number is None:
+        if (number := self._stacks.get(frames)) is None:
             number = self._stacks[frames] = len(self._all)
             self._all.append(frames)
             path = tuple(self._function_of[frame] for frame in frames)
@@ -262,8 +258,7 @@ class StackNumbers:
 
     def reading(self, stack: int) -> StackReading:
         """What its frames mean, computed once."""
-        reading = self._readings.get(stack)
-        if reading is None:
+        if (reading := self._readings.get(stack)) is None:
             reading = self._readings[stack] = _read_stack(self.calls(stack))
         return reading
 
@@ -337,6 +332,16 @@ _SLEEPS = "nanosleep"
 MAIN = "MainThread"
 
 
+#: State -> the kind of a process in it, and why there is no stack to compare.
+_STATES = {
+    "Z": ("dead", "a zombie: it has ended, and its parent has not read its status"),
+    **dict.fromkeys("Xx", ("dead", "")),
+    "T": ("stopped", "stopped by a signal (SIGSTOP) or by the scheduler"),
+    FROZEN: ("frozen", "its cgroup is frozen"),
+    "t": ("traced", "another process traces it: a debugger, strace"),
+}
+
+
 class Classification(NamedTuple):
     """The state of one process."""
 
@@ -363,16 +368,11 @@ def classify(
     delegated = thread != MAIN
     stack = mains[-1] if mains else None
     state, note = process.state[:1], process.note
-    if state in ("Z", "X", "x") or note.startswith("ended"):
-        return Classification("dead", None, _ended_reason(state, note), stack, used)
-    if state == "T":
-        reason = "stopped by a signal (SIGSTOP) or by the scheduler"
-        return Classification("stopped", None, reason, stack, used)
-    if state == FROZEN:
-        return Classification("frozen", None, "its cgroup is frozen", stack, used)
-    if state == "t" or process.tracer:
-        reason = "another process traces it: a debugger, strace"
-        return Classification("traced", None, reason, stack, used)
+    kind, reason = _STATES.get("t" if process.tracer and state not in _STATES else state, ("", ""))
+    if note.startswith("ended") and kind != "dead":
+        kind, reason = "dead", ""
+    if kind:
+        return Classification(kind, None, reason or note or _GONE, stack, used)
     verdict, wakeups, is_loop = None, None, process.work.startswith(LOOP_CHANGES)
     work = "" if is_loop else process.work
     seconds = interval_s * (len(process.cpu_s) - 1)
@@ -406,7 +406,9 @@ def classify(
         verdict = "progressing"
     # A process that has moved since was in state D for a moment only.
     if state == "D" and verdict in (None, "blocked", "unsure"):
-        return Classification("uninterruptible", None, _kernel(process), stack, used)
+        place = f", in {in_kernel(process)}" if in_kernel(process) else ""
+        reason = f"waits in the kernel (state D){place}"
+        return Classification("uninterruptible", None, reason, stack, used)
     if stack is None:
         reason = _no_stack(process)
         return Classification("dead" if reason == _GONE else "no-data", None, reason, None, used)
@@ -548,17 +550,9 @@ def _dispatched(
     waits: Collection[str], sample: StackSample, stacks: Sequence[int], table: StackNumbers
 ) -> tuple[str, int] | None:
     """Name and stack of a thread that serves another rank; None: none. waits: see `_awaited`"""
-    for name, at in sample.threads:
-        reading = table.reading(stacks[at])
-        if name not in waits and reading.dispatched and not reading.for_ranks:
-            return name, stacks[at]
-    return None
-
-
-def _ended_reason(state: str, note: str) -> str:
-    if state == "Z":
-        return "a zombie: it has ended, and its parent has not read its status"
-    return note or _GONE
+    others = ((name, stacks[at]) for name, at in sample.threads if name not in waits)
+    readings = ((row, table.reading(row[1])) for row in others)
+    return next((row for row, r in readings if r.dispatched and not r.for_ranks), None)
 
 
 def in_kernel(process: TracedProcess) -> str:
@@ -568,11 +562,6 @@ def in_kernel(process: TracedProcess) -> str:
         if name not in ("", "0", "-"):
             return name
     return ""
-
-
-def _kernel(process: TracedProcess) -> str:
-    name = in_kernel(process)
-    return f"waits in the kernel (state D), in {name}" if name else "waits in the kernel (state D)"
 
 
 def _no_stack(process: TracedProcess) -> str:

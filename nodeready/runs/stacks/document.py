@@ -10,17 +10,13 @@ from typing import Annotated, ClassVar, NamedTuple
 from nodeready.core.json_types import MomentOrEmpty
 from nodeready.core.outcome import FAILED, NodeGaps, gaps_code
 
-#: Kinds of groups. `stack`: ranks with the same stack; all further kinds have no stack: ranks that
-#: WORLD_SIZE counts and no node has; processes that ended during the capture; nodes or processes
-#: without a stack; processes in state D, stopped by a signal, frozen by their cgroup, or traced by
-#: another process.
+#: Kinds of groups (see `Group`), in the order of their suspicion; all but `stack` have no stack.
 KINDS = (
     "missing", "dead", "stopped", "frozen", "traced", "uninterruptible", "no-data", "stack",
 )  # fmt: skip
 
-#: Results of the samples of a stack group: the main thread stood still at the same place; it used
-#: CPU time there; it has moved. `unsure`: the same place and hardly any CPU time, but the thread
-#: has woken up meanwhile: a polling loop, or a slow job. None: fewer than two samples.
+#: Results of the samples of a stack group. `unsure`: the same place and hardly any CPU time, but
+#: the thread has woken up meanwhile: a polling loop, or a slow job.
 VERDICTS = ("blocked", "spinning", "unsure", "progressing")
 _VERDICTS = (*VERDICTS, None)
 
@@ -55,9 +51,7 @@ class StackThread(NamedTuple):
     frames: tuple[Frame, ...]  # root to leaf
 
 
-#: Roles of a group in the hang. `suspect`: it does not wait for other ranks; `victim`: it does;
-#: None: not known.
-ROLES = ("suspect", "victim", None)
+ROLES = ("suspect", "victim", None)  # of a group in the hang: see `Group.role`
 
 
 @dataclass(frozen=True)
@@ -97,8 +91,8 @@ class Group:
     }  # fmt: skip
 
     # missing: WORLD_SIZE counts them and no node has them; dead: ended during the capture;
-    # frozen: its cgroup is frozen; uninterruptible: state D; no-data: no stack, or a node without
-    # an answer
+    # stopped: by a signal; frozen: by its cgroup; traced: by another process; uninterruptible:
+    # state D; no-data: no stack, or a node without an answer; stack: ranks with the same stack
     kind: Annotated[str, {"enum": KINDS}]
     # from all samples: the main thread stood still; it used CPU time at the same place; it woke up
     # there now and then; it has moved. None: one sample, or none

@@ -82,9 +82,8 @@ class HeadTable(ValueTable):
     def __init__(self, kind: type[Any], **placeholders: Any) -> None:
         super().__init__(kind)
         self._placeholders = placeholders
-        self._common_values = itemgetter(
-            *(field.name for field in fields(kind) if field.name not in placeholders)
-        )
+        names = (field.name for field in fields(kind))
+        self._common_values = itemgetter(*(name for name in names if name not in placeholders))
 
     def number(self, value: Any) -> int:
         """The number by common fields: a copy costs as much as decoding. Raises DecodeError."""
@@ -295,10 +294,8 @@ class Evidence:
         pids = tuple(value["pids"])
         # Sets of their types take three times as long.
         for number in (sm, memory, power, *pids):
-            if type(number) is not int and number is not None:
+            if type(number) is not int and (number is not None or None in pids):
                 raise wire.DecodeError("no Gpu")
-        if None in pids:
-            raise wire.DecodeError("no Gpu")
         return KeptGpu(self.gpu_heads.number(value), sm, memory, power, pids)
 
     def _network(self, value: Any) -> KeptNetwork:
@@ -503,8 +500,8 @@ class StatementBuilder:
                 yield reason
                 continue
             nodes = [place for place in absent_places if isinstance(place, str)]
-            processes = [place for place in absent_places if isinstance(place, RankPlace)]
-            ranks = [place.rank for place in processes if place.rank is not None]
+            numbers = (place.rank for place in absent_places if isinstance(place, RankPlace))
+            ranks = [rank for rank in numbers if rank is not None]
             yield f"{reason} ({ranks_of(ranks) if ranks else nodes_of(nodes)})"
 
     def _folded(self, name: str) -> tuple[Statement, ...]:

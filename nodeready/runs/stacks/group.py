@@ -145,20 +145,15 @@ class Bucket:
     def _add_system_call(self, call: SystemCall) -> None:
         key = call.call, _NUMBERS.sub("N", call.object)
         if earlier := self.system_calls.get(key):
-            call = earlier._replace(
-                calls=earlier.calls + call.calls,
-                seconds=earlier.seconds + call.seconds,
-                ranks=tuple(sorted({*earlier.ranks, *call.ranks})),
-            )
+            counts = earlier.calls + call.calls, earlier.seconds + call.seconds
+            ranks = tuple(sorted({*earlier.ranks, *call.ranks}))
+            call = SystemCall(call.call, earlier.object, *counts, ranks)
         self.system_calls[key] = call
 
     def add_below(
-        self,
-        rows: Iterable[Descendant],
-        rank: int | None,
-        numbers: Sequence[int],
+        self, rows: Iterable[Descendant], rank: int | None, numbers: Sequence[int],
         table: StackNumbers,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Count the descendants of one rank; equal ones of all ranks are one row."""
         for child in rows:
             stack = None if child.main is None else numbers[child.main]
@@ -169,11 +164,9 @@ class Bucket:
                 words["waits_on"] = ""
             path = None if stack is None else table.path_of[stack]
             key = child.kind, child.state[:1], child.wait_channel, *words.values(), path
-            row = self.children.get(key)
-            if row is None:
-                if len(self.children) >= _MAX_ROWS:
-                    continue
-                row = self.children[key] = _ProcessRow(child, words)
+            if key not in self.children and len(self.children) >= _MAX_ROWS:
+                continue
+            row = self.children.setdefault(key, _ProcessRow(child, words))
             row.count += 1
             row.waits_on.add(_NUMBERS.sub("N", child.waits_on))
             if rank is not None:
@@ -194,8 +187,7 @@ class Bucket:
         for text, (count, first) in other.waits_on.items():
             self.waits_on[text] = (self.waits_on.get(text, (0, ""))[0] + count, first)
         for key, row in other.children.items():
-            own_row = self.children.setdefault(key, row)
-            if own_row is not row:
+            if (own_row := self.children.setdefault(key, row)) is not row:
                 own_row.count += row.count
                 own_row.ranks |= row.ranks
                 own_row.stacks |= row.stacks
@@ -235,8 +227,7 @@ class TracedJob:
     def join(self, other: TracedJob) -> None:
         """Take over processes of the same user outside of the job's cgroup."""
         for key, bucket in other.buckets.items():
-            own_bucket = self.buckets.setdefault(key, bucket)
-            if own_bucket is not bucket:
+            if (own_bucket := self.buckets.setdefault(key, bucket)) is not bucket:
                 own_bucket.take(bucket)
         for size, ranks in other.worlds.items():
             self.worlds.setdefault(size, []).extend(ranks)
@@ -426,11 +417,8 @@ class TraceCollector:
 
     def _threads(self, process: TracedProcess, numbers: Sequence[int]) -> list[tuple[str, int]]:
         """The further threads at the last sample with a stack."""
-        for sample in reversed(process.samples):
-            if sample.main is not None:
-                pairs = sample.threads
-                return [(name, numbers[at]) for name, at in pairs if name != MAIN]
-        return []
+        threads = (row.threads for row in reversed(process.samples) if row.main is not None)
+        return [(name, numbers[at]) for name, at in next(threads, ()) if name != MAIN]
 
 
 def _rank(value: int | None) -> int | None:
@@ -570,13 +558,9 @@ def _hint(
             return hints.of_thread(frames[:at], frames[at + 1 :], native, lock=is_lock)
     channels = {channel for _, channel in bucket.states}
     waits = {text.partition(" ")[0]: text for text in bucket.waits_on}
-    hint = hints.find(
-        frames,
-        native,
-        channel=channels.pop() if len(channels) == 1 else "",
-        waits_on=next(iter(waits.values())) if len(waits) == 1 else "",
-        master=bucket.master,
-    )
+    channel = channels.pop() if len(channels) == 1 else ""
+    waits_on = next(iter(waits.values())) if len(waits) == 1 else ""
+    hint = hints.find(frames, native, channel=channel, waits_on=waits_on, master=bucket.master)
     # A thread that waits for ranks may hold the lock.
     return hints.NATIVE if hint and hint.activity == "lock" and bucket.thread_stacks else hint
 
@@ -743,16 +727,11 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
     """
     size = max(group.processes, len(group.ranks), len(group.nodes))
     usual = group.kind != "stack" and 2 * size > everything and group.role != "suspect"
-    return (
-        len(_ROLE_ORDER) if usual else _ROLE_ORDER[group.role],
-        document.KINDS.index(group.kind),
-        # The holder of the lock may be another suspect; a rank that waits in C may wait for one.
-        group.activity in ("native", "file-lock"),
-        group.verdict == "progressing",
-        size,
-        group.ranks[0] if group.ranks else advise.MAX_RANKS,
-        group.fork,
-    )
+    role = len(_ROLE_ORDER) if usual else _ROLE_ORDER[group.role]
+    # The holder of the lock may be another suspect; a rank that waits in C may wait for one.
+    waits = group.activity in ("native", "file-lock")
+    kind = document.KINDS.index(group.kind), waits, group.verdict == "progressing"
+    return role, *kind, size, group.ranks[0] if group.ranks else advise.MAX_RANKS, group.fork
 
 
 def _read_witnesses(
@@ -811,6 +790,12 @@ def _with_pace(decided: verdict.Decision, paced: document.Verdict) -> verdict.De
     )
     order = sorted(decided.order, key=lambda at: groups[at].role is None)
     return verdict.Decision(paced, groups, tuple(order), by_witness=True)
+
+
+def _other_job(other: TracedJob, job: TracedJob) -> document.OtherJob:
+    is_stranger = other.name == job.name != ""
+    nodes = tuple(sorted(other.nodes, key=natural))
+    return document.OtherJob(other.name, other.user, other.count, is_stranger, nodes)
 
 
 def group(
@@ -891,22 +876,13 @@ def _grouped(
         started or min(times, default=""), finished or max(times, default=""), job.name, world,
         tuple(member for member, _ in pairs), tuple(ranks), node_gaps(all_gaps), (), complete,
         ", ".join(sorted(job.users - {""}, key=natural)),
-        tuple(
-            document.OtherJob(
-                *(other.name, other.user, other.count, other.name == job.name != ""),
-                tuple(sorted(other.nodes, key=natural)),
-            )
-            for other in jobs[1:]
-        ),
+        tuple(_other_job(other, job) for other in jobs[1:]),
         decided.verdict if ranks else None, report.witnesses,
         job.threads.odd_threads() if ranks else (), slow.pace_rows(paces),
     )  # fmt: skip
+    rivals = [other for other in jobs[1:] if other.name == job.name and not other.is_claim]
     return advise.with_advice(
-        stacks,
-        {size: len(ranks) for size, ranks in job.worlds.items()},
-        reader.instead,
-        _different_code(buckets, reader.stacks),
-        by_witness=decided.by_witness,
-        disputed=not job.slurm
-        and not all(other_job.is_claim for other_job in jobs[1:] if other_job.name == job.name),
-    )
+        stacks, {size: len(ranks) for size, ranks in job.worlds.items()}, reader.instead,
+        _different_code(buckets, reader.stacks), by_witness=decided.by_witness,
+        disputed=not job.slurm and bool(rivals),
+    )  # fmt: skip

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -153,12 +153,13 @@ def _decoded(data: Any) -> Trace:
         _check_indexes(stack, len(trace.frames), f"stacks[{number}]")
     trace.processes = tuple(_process(row, f"processes[{at}]") for at, row in enumerate(rows))
     used: list[int | None] = []
+    thread_rows: list[int] = []
     for process in trace.processes:
         used += [process.native, *(child.main for child in process.below)]
+        thread_rows += (at for at, _ in process.thread_rows)
         for sample in process.samples:
             used += [sample.main, *(stack for _, stack in sample.threads)]
-    rows = [row for process in trace.processes for row in process.thread_rows]
-    _check_indexes([at for at, _ in rows], len(trace.thread_waits), "a row of threads")
+    _check_indexes(thread_rows, len(trace.thread_waits), "a row of threads")
     stacks = [index for index in used if index is not None]
     _check_indexes(stacks, len(trace.stacks), "a sample's stack")
     return trace
@@ -211,10 +212,7 @@ def load(directory: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
     complete when all traces have been read, one at a time: a large fleet fits in memory. Raises
     TraceError when the directory cannot be read or holds no trace.
     """
-    try:
-        paths = [path for path in directory.iterdir() if path.match("trace-*.json")]
-    except OSError as problem:
-        raise TraceError(f"{directory}: {problem.strerror}") from None
+    paths = [path for path in _listed(directory) if path.match("trace-*.json")]
     if not paths:
         raise TraceError(f"{directory}: there is no trace-NODE.json: was it written by -o?")
     gaps: dict[str, Gap] = {}
@@ -230,7 +228,8 @@ def _load_each(paths: list[Path], gaps: dict[str, Gap]) -> Iterator[Trace]:
             if first != path.name:
                 raise TraceError(f"{path.name}: it is of {wire.short(trace.node)}, as {first} is")
         except TraceError as problem:
-            gaps[_node_of(path)] = Gap(INVALID, str(problem))
+            node = path.name[len("trace-") : -len(".json")]
+            gaps[node] = Gap(INVALID, str(problem))
         else:
             yield trace
 
@@ -247,12 +246,6 @@ def content(path: Path, name: str) -> bytes:
         raise TraceError(f"{name}: {problem.strerror}") from None
     raise TraceError(f"{name}: it is larger than {MAX_BYTES >> 20} MiB")
 
-
-def _node_of(path: Path) -> str:
-    return path.name[len("trace-") : -len(".json")]
-
-
-# --- The directory of one capture: a trace per node, and the grouped stacks in each form.
 
 # --- Texts of ``py-spy dump``, as pdsh or ``srun -l`` collected them, as raw traces.
 #
@@ -299,12 +292,8 @@ class _DumpedNode:
         return self.stacks.setdefault(path, len(self.stacks))
 
     def trace(self) -> Trace:
-        return replace(
-            empty_trace(self.name, self.error, ""),
-            frames=tuple(self.frames),
-            stacks=tuple(self.stacks),
-            processes=tuple(self.processes),
-        )
+        rows = tuple(self.frames), tuple(self.stacks), tuple(self.processes)
+        return Trace(SCHEMA, self.name, "", 0.0, self.error, *rows, ())
 
 
 @dataclass
