@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.command import (
@@ -211,11 +212,8 @@ class SimulatedNodes:
         identities: dict[tuple[int, str], str] = {}
         parts: list[str] = []
         for (row, text), constant_text in zip(self.slots, self.pieces, strict=True):
-            if row < 0:
-                new_text = nonce
-            elif (row, text) in identities:
-                new_text = identities[row, text]
-            else:
+            new_text = nonce if row < 0 else identities.get((row, text))
+            if new_text is None:
                 numbers = measure if row >= _FIRST_MEASURE else draw
                 new_text = _REPLACEMENTS[row][1](node, numbers, text)
                 if row < len(_IDENTITIES):
@@ -288,10 +286,8 @@ def make_answers(answer: tuple[str, str], nodes: int, place: Path, look: int = 0
     limits = [nodes * index // part_count for index in range(part_count + 1)]
     place.mkdir()
     with ProcessPoolExecutor(part_count) as pool:
-        ranges = itertools.pairwise(limits)
-        jobs = [pool.submit(_make, answer, numbers, place, look) for numbers in ranges]
-    for job in jobs:
-        job.result()
+        make = partial(_make, answer, place=place, look=look)
+        list(pool.map(make, itertools.pairwise(limits)))
 
 
 def _make(answer: tuple[str, str], numbers: tuple[int, int], place: Path, look: int) -> None:

@@ -25,6 +25,7 @@ import contextlib
 import copy
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -170,9 +171,8 @@ def draw(seed: str, count: int, only: list[str]) -> list[Mutant]:
     for top in ("nodeready", "operations"):
         for file in sorted((ROOT / top).rglob("*.py")):
             path = str(file.relative_to(ROOT))
-            if file.parent.is_symlink() or path.startswith("nodeready/operations"):
-                continue
-            if not only or any(path.startswith(prefix) for prefix in only):
+            is_link = file.parent.is_symlink() or path.startswith("nodeready/operations")
+            if not is_link and path.startswith(tuple(only) or ""):
                 mutants += mutants_of(path, file.read_text())
     return sorted(mutants, key=lambda mutant: mutant.key(seed))[:count]
 
@@ -192,10 +192,8 @@ def make_map(output: Path, arguments: list[str]) -> int:
             "  module-not-measured\n  couldnt-parse\n"
         )
         environment = {**os.environ, "COVERAGE_PROCESS_START": str(rc), "NODEREADY_COLD": "1"}
-        words = ["-p", "mutation_plugin", *arguments]
-        status = subprocess.run(
-            [sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, check=False
-        ).returncode
+        words = [sys.executable, "-m", "pytest", "-p", "mutation_plugin", *arguments]
+        status = subprocess.call(words, cwd=ROOT, env=environment)
         measured = coverage.Coverage(data_file=f"{directory}/data", config_file=False)
         measured.combine([directory], keep=True)
         measured.save()
@@ -223,10 +221,8 @@ def related(mutant: Mutant, tests: dict[str, float]) -> list[str]:
     """Tests whose path names the mutant's module, or its folder."""
     parts = Path(mutant.path).with_suffix("").parts
     for word in (parts[-1].strip("_"), *reversed(parts[1:-1])):
-        related_tests = [
-            test for test in tests if re.search(rf"[/_]{word}(?=[/_.s])", test.split("::")[0])
-        ]
-        if related_tests:
+        pattern = re.compile(rf"[/_]{word}(?=[/_.s])")
+        if related_tests := [test for test in tests if pattern.search(test.split("::")[0])]:
             return related_tests
     return []
 
@@ -244,13 +240,9 @@ def chosen(mutant: Mutant, test_map: dict[str, Any]) -> list[str]:
         for line in (by_line if mutant.at_import else range(mutant.line, mutant.last_line + 1))
         for number in by_line.get(str(line), ())
     } or set(related(mutant, seconds))
-    taken, total = [], 0.0
-    for test in sorted(tests, key=lambda test: seconds[test]):
-        total += seconds[test]
-        if total > LIMIT_S:
-            break
-        taken.append(test)
-    return taken
+    ordered = sorted(tests, key=lambda test: seconds[test])
+    sums = itertools.accumulate(seconds[test] for test in ordered)
+    return [test for test, total in zip(ordered, sums, strict=True) if total <= LIMIT_S]
 
 
 # --- Trying --------------------------------------------------------------------------------------

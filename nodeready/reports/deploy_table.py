@@ -48,12 +48,6 @@ def _plan(node: DeployedNode, options: Options) -> tuple[_Kinds, Texts]:
     return tuple(kind for kind, _ in rows), tuple(text for _, text in rows)
 
 
-class _GapTable(TableLayout):
-    """The rows of nodes without an answer, in the columns of `_DeployTable.rows`."""
-
-    indent = 12
-
-
 class _DeployTable(TableLayout):
     indent = 0
 
@@ -64,6 +58,12 @@ class _DeployTable(TableLayout):
     def similar(self, pairs: Iterable[tuple[Texts, str]]) -> list[SimilarTexts]:
         """Rows of nodes with similar texts; under -v, with equal texts."""
         return fold_similar(pairs, NO_LIMIT if self.options.verbose else 3)
+
+    def lost(self, deploy: Deploy) -> list[RowSection]:
+        """The nodes without an answer, in the columns of `rows`."""
+        layout = TableLayout(self.options)
+        layout.indent = 12
+        return layout.gaps(deploy.gaps)
 
     def fitted(self, sections: Sequence[RowSection]) -> Iterator[StyledLine]:
         # One line is for the counts. With --diff, the differences are shown whole.
@@ -141,11 +141,11 @@ class _DeployTable(TableLayout):
 
         def row_line(row: SimilarTexts) -> StyledLine:
             example = "" if row.shared_texts else f"e.g. {row.example}: "
-            start = (f"{word:<12}", STYLES[style])
             # The only interrupted node is named in full.
             is_whole = word == "partial" and len(row.names) == 1
             names = row.names[0] if is_whole else self.names(row.names)[0]
-            return line(start, names, f": {example}{': '.join(row.texts)}")
+            text = f": {example}{': '.join(row.texts)}"
+            return line((f"{word:<12}", STYLES[style]), names, text)
 
         rows = self.similar(pairs)
         return RowSection(rows, lambda row: [row_line(row)], row_line, self.count_line)
@@ -190,8 +190,8 @@ def _word(node: DeployedNode) -> str:
 def _planned(deploy: Deploy, options: Options) -> Iterator[StyledLine]:
     table = _DeployTable(options)
     nodes = deploy.nodes
-    gaps = _GapTable(options).gaps(deploy.gaps)
-    yield from table.fitted([table.plans(nodes), table.for_a_person(nodes), *gaps])
+    sections = [table.plans(nodes), table.for_a_person(nodes), *table.lost(deploy)]
+    yield from table.fitted(sections)
     counts = Counter(map(_word, nodes))
     always = ("to change", "ok", "unknown", "unreachable")
     optional = [word for word in ("failed", "for a person") if counts[word]]
@@ -203,8 +203,7 @@ def _result(deploy: Deploy, options: Options) -> Iterator[StyledLine]:
     table = _DeployTable(options)
     sections = table.outcomes(deploy.nodes)
     if deploy.complete:
-        gaps = _GapTable(options).gaps(deploy.gaps)
-        sections += [*gaps, table.for_a_person(deploy.nodes)]
+        sections += [*table.lost(deploy), table.for_a_person(deploy.nodes)]
     yield from table.fitted(sections)
     if not deploy.complete or options.quiet:
         return
@@ -212,11 +211,12 @@ def _result(deploy: Deploy, options: Options) -> Iterator[StyledLine]:
     lost = sum(gap.gap.is_unreached for gap in deploy.gaps)
     done = [node.outcome.done for node in deploy.nodes if node.outcome]
     words = Counter(map(_word, deploy.nodes))
-    optional = (f", {words[word]} {word}" for word in ("unknown", "for a person") if words[word])
+    counts = {"unknown": words["unknown"], "for a person": words["for a person"]}
+    counts["untouched"] = len(deploy.untouched)
+    optional = "".join(f", {count} {word}" for word, count in counts.items() if count)
     yield line(
         f"{sum(map(bool, done))} changed ({counted(sum(map(len, done)), 'change')}), "
-        f"{words['ok']} ok, {failed} failed, {lost} unreachable{''.join(optional)}"
-        + (f", {len(deploy.untouched)} untouched" if deploy.untouched else "")
+        f"{words['ok']} ok, {failed} failed, {lost} unreachable{optional}"
     )
 
 

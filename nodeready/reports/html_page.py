@@ -48,11 +48,9 @@ def _text(text: str, limit: int = _TEXT) -> str:
 
 def _prose(text: str, limit: int = _TEXT) -> Markup:
     """A sentence: text between backticks is code."""
-    parts = re.split(r"`([^`]+)`", _text(text, limit))
-    return Markup("").join(
-        Markup("<code>{}</code>").format(shown(part)) if index % 2 else shown(part)
-        for index, part in enumerate(parts)
-    )
+    parts = [*map(shown, re.split(r"`([^`]+)`", _text(text, limit)))]
+    parts[1::2] = map(Markup("<code>{}</code>").format, parts[1::2])
+    return Markup("").join(parts)
 
 
 def _lines(texts: Iterable[str], limit: int) -> Markup:
@@ -91,14 +89,11 @@ class HtmlPage:
     def policy(self) -> Markup:
         """The Content-Security-Policy: this style and this script, and nothing from anywhere."""
         script = f"script-src 'sha256-{_digest(self.script)}'; " if self.script else ""
-        return Markup(
-            f"default-src 'none'; style-src 'sha256-{_digest(self.style)}'; {script}"
-            "base-uri 'none'; form-action 'none'"
-        )
+        style, rest = f"style-src 'sha256-{_digest(self.style)}'", "form-action 'none'"
+        return Markup(f"default-src 'none'; {style}; {script}base-uri 'none'; {rest}")
 
     def render(self, **values: object) -> Iterator[str]:
-        stream = self._template.stream(
-            style=self.style, script=self.script, policy=self.policy, **values
-        )
+        constants = {"style": self.style, "script": self.script, "policy": self.policy}
+        stream = self._template.stream(**constants, **values)
         stream.enable_buffering(200)
         yield from stream

@@ -77,16 +77,13 @@ def _quoted(text: str) -> str:
 
 
 class TextWriter:
-    """Values as JSON text.
-
-    fields_of: the keys of a type's object; () for a type that is no object
-    texts:     type -> how its values are written
-    """
+    """Values as JSON text. fields_of: the keys of a type's object; () for a type that is none"""
 
     def __init__(self, fields_of: Callable[[type], Sequence[JsonField]]) -> None:
         self._fields_of = fields_of
         # Id of a value -> the value, and its text from the second time on.
         self._shared: dict[int, tuple[Any, str]] = {}
+        # Type -> how its values are written.
         self.texts: dict[type, _Text] = {
             str: _quoted, int: int.__repr__, bool: lambda value: "true" if value else "false",
             type(None): lambda value: "null",
@@ -155,9 +152,8 @@ shown = TextWriter(
 
 def facts(subjects: Mapping[str, Any]) -> str:
     """The observations of one node, by subject, as the documents show them."""
-    return shown.mapping(
-        {name: shown_facts(name, subjects[name]) for name in SUBJECTS if name in subjects}
-    )
+    names = (name for name in SUBJECTS if name in subjects)
+    return shown.mapping({name: shown_facts(name, subjects[name]) for name in names})
 
 
 # --- Documents.
@@ -218,9 +214,7 @@ def render(document: Any, options: Options = PLAIN) -> Iterator[str]:
 def render_deploy(deploy: Deploy, options: Options = PLAIN) -> Iterator[str]:
     """A deploy in pieces; its changes have the differences of their files under ``--diff``."""
     if not options.diff:
-        nodes = (
-            replace(node, changes=tuple(replace(change, diff=()) for change in node.changes))
-            for node in deploy.nodes
-        )
+        changes = (tuple(replace(row, diff=()) for row in node.changes) for node in deploy.nodes)
+        nodes = (replace(node, changes=rows) for node, rows in zip(deploy.nodes, changes))
         deploy = replace(deploy, nodes=tuple(nodes))
     return render(deploy, options)

@@ -164,10 +164,8 @@ class SchemaWriter:
         schema = self.of(kind)
         for limit in limits:
             words = json.loads(json.dumps(limit))
-            keys = words.pop("keys", None)
-            if keys is not None:
-                value = schema.pop("additionalProperties")
-                schema["properties"] = dict.fromkeys(keys, value)
+            if (keys := words.pop("keys", None)) is not None:
+                schema["properties"] = dict.fromkeys(keys, schema.pop("additionalProperties"))
                 schema |= {"required": keys, "additionalProperties": False}
             if "enum" in words:
                 schema.pop("type", None)
@@ -175,10 +173,8 @@ class SchemaWriter:
         return schema
 
     def _either(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        types_ = [row["type"] for row in rows if set(row) == {"type"}]
-        if len(types_) == len(rows):
-            return {"type": types_}
-        return {"anyOf": rows}
+        is_plain = all(set(row) == {"type"} for row in rows)
+        return {"type": [row["type"] for row in rows]} if is_plain else {"anyOf": rows}
 
     def object(self, kind: Any, schema: str = "") -> dict[str, Any]:
         """The schema of an object: all of its fields, and no other."""

@@ -136,9 +136,9 @@ def find_library(pids: Iterable[int], uid: int) -> str:
         except OSError:
             has_unread = True
             continue
+        is_linked_in |= any(_INSIDE.search(path) for path, _ in files)
         for path, inode in files:
-            is_linked_in = is_linked_in or _INSIDE.search(path) is not None
-            is_library = LIBRARY.search(path.replace(" (deleted)", "")) is not None
+            is_library = LIBRARY.search(path.replace(" (deleted)", ""))
             if is_library and (path, inode) not in version_by_file:
                 version_by_file[path, inode] = _version(pid, uid, path, inode)
     if not version_by_file and not is_linked_in:
@@ -173,9 +173,8 @@ def packaged_version(pid: int, uid: int, packages: str) -> str:
 def _find_version(file: Any) -> str:
     tail = b""
     for _ in range(_SEARCHED_BYTES // _CHUNK):
-        chunk = file.read(_CHUNK)
-        if not chunk:
-            return ""
+        if not (chunk := file.read(_CHUNK)):
+            break
         if match := _STRING.search(tail + chunk):
             return match[1].decode("ascii")
         tail = chunk[-64:]

@@ -52,18 +52,11 @@ class ValueTable:
 
     def number(self, value: Any) -> int:
         """The number of a value. Raises DecodeError."""
-        return self.numbers([value])[0]
-
-    def numbers(self, values: Iterable[Any]) -> tuple[int, ...]:
-        """The number of each value. Raises DecodeError."""
-        numbers = []
-        for value in values:
-            if type(value) is not dict or value.keys() != self._names:
-                raise wire.DecodeError(f"no {self.kind.__name__}")
-            key = _bytes(self._field_values(value), 2)
-            number = self._numbers.get(key)
-            numbers.append(self._new(key, value) if number is None else number)
-        return tuple(numbers)
+        if type(value) is not dict or value.keys() != self._names:
+            raise wire.DecodeError(f"no {self.kind.__name__}")
+        key = _bytes(self._field_values(value), 2)
+        number = self._numbers.get(key)
+        return self._new(key, value) if number is None else number
 
     def _new(self, key: bytes, value: Any) -> int:
         number = self._numbers[key] = self.keep(wire.decode(self.kind, value))
@@ -261,8 +254,8 @@ class Evidence:
             if type(age) is not int:
                 raise wire.DecodeError("no Recording")
             head = self.recording_heads.number(value)
-            groups = self.groups.numbers(value["groups"])
-            entries = self.entries.numbers(value["entries"])
+            groups = tuple(map(self.groups.number, value["groups"]))
+            entries = tuple(map(self.entries.number, value["entries"]))
             calls = self.calls.setdefault((groups, entries), len(self.calls))
             return KeptRecording(head, age, calls)
         except _UNREADABLE as problem:
