@@ -124,9 +124,8 @@ def sample_rows(
     ratios: tuple[str, Mapping[str, float]] | None = None,
 ) -> Rows:  # fmt: skip
     """The table of contenders on a cluster of ``size`` nodes: medians, and ratios to ``unit``.
-
-    letter: the unit's name in the head
-    ratios: a further column: its head, and the ratio by contender
+    letter: the unit's name in the head. ratios: a further column: its head, and the ratio by
+    contender
     """
     head = [
         *("", "runs", "wall", f"÷ {letter}", "CPU/node here", "on it", "memory", "commands"),
@@ -186,10 +185,9 @@ class Contender:
     cwd: Path = ROOT  # its directory, from which pyinfra imports modules
 
     def run(self, cluster: Cluster, *, matches: bool = True) -> Sample:
-        """Run it once. Raises BenchmarkError for another exit status or output.
-
-        Its output goes to a file: a terminal or a pipe that is read slowly would be measured too.
-        matches: whether the output must match the pattern, else it must not
+        """Run it once. Raises BenchmarkError for another exit status or output. Its output goes to
+        a file: a terminal or a pipe that is read slowly would be measured too. matches: whether
+        the output must match the pattern, else it must not
         """
         result, log = cluster.directory / "cost.json", cluster.directory / "output"
         inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}

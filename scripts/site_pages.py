@@ -55,10 +55,9 @@ def with_links(text: str, page: str) -> str:
 
 
 def with_lists(text: str) -> str:
-    """``text`` with four columns before what belongs to an item of a list.
-
-    Python-Markdown wants four. CommonMark begins where the item's own text begins, two columns
-    after "-" and three after "1.".
+    """``text`` with four columns before what belongs to an item of a list. Python-Markdown wants
+    four. CommonMark begins where the item's own text begins, two columns after "-" and three after
+    "1.".
     """
     lines, starts, fence = [], [], ""
     for line in text.split("\n"):

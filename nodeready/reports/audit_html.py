@@ -175,10 +175,9 @@ class _NodeData:
         return number
 
     def _node(self, node: NodeReport) -> list[Any]:
-        """Name, status, group, error; seconds; findings; outliers; passed checks; parts.
-
-        Of the checks that are ok or do not apply, the ids alone are data. A part is the number of
-        its table and its texts.
+        """Name, status, group, error; seconds; findings; outliers; passed checks; parts. Of the
+        checks that are ok or do not apply, the ids alone are data. A part is the number of its
+        table and its texts.
         """
         ids: dict[str, list[int]] = {"ok": [], "na": []}
         numbers = []

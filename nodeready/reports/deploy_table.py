@@ -221,11 +221,10 @@ def _result(deploy: Deploy, options: Options) -> Iterator[StyledLine]:
 
 
 def show(deploy: Deploy, options: Options = PLAIN) -> Iterator[StyledLine]:
-    """The plan, after ``--check``; else the outcome, and what is left for a person.
-
-    After an interrupt only the outcome so far is shown. With ``diff`` the plan has the files'
-    differences. With ``quiet``, what was changed, what failed and what is left for a person is
-    shown, and nothing where all is ok.
+    """The plan, after ``--check``; else the outcome, and what is left for a person. After an
+    interrupt only the outcome so far is shown. With ``diff`` the plan has the files' differences.
+    With ``quiet``, what was changed, what failed and what is left for a person is shown, and
+    nothing where all is ok.
     """
     is_only_plan = deploy.check and deploy.complete
     return _planned(deploy, options) if is_only_plan else _result(deploy, options)

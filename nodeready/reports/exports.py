@@ -132,9 +132,8 @@ def junit(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
 
 
 def junit_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
-    """A smoke test: a suite per node with one case, and one suite for all nodes together.
-
-    A suspect is a failure in the case of each of its nodes, or in the case of all nodes if it has
+    """A smoke test: a suite per node with one case, and one suite for all nodes together. A
+    suspect is a failure in the case of each of its nodes, or in the case of all nodes if it has
     none. A node that was not tested is an error.
     """
     suspicions_of: dict[str, list[tuple[str, str]]] = {}

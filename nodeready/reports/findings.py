@@ -75,9 +75,7 @@ def _rows(pairs: list[tuple[Texts, str]], every: bool, reasons: int = 0) -> list
 
 def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list[AuditFinding]:
     """The results of these statuses, in that order; the worst severity first, and of one severity
-    those of most nodes. ok and na are in the order of the subjects.
-
-    every: fold only equal texts
+    those of most nodes. ok and na are in the order of the subjects. every: fold only equal texts
     """
     order_of = {status: rank for rank, status in enumerate(statuses)}
     pairs_of: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
@@ -121,10 +119,8 @@ _DEPLOY = re.compile(r"nodeready deploy INVENTORY --only (\w+)")
 
 
 def fold_fixes(rows: list[AuditFinding]) -> tuple[list[AuditFinding], list[str]]:
-    """The rows without repeated fixes; the subjects for a deploy.
-
-    All findings that a deploy repairs share one command, which no row shows. Of consecutive equal
-    fixes, the last stays.
+    """The rows without repeated fixes; the subjects for a deploy. All findings that a deploy
+    repairs share one command, which no row shows. Of consecutive equal fixes, the last stays.
     """
     subjects: dict[str, None] = {}
     folded: list[AuditFinding] = []

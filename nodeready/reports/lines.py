@@ -339,12 +339,10 @@ class RowSection(NamedTuple):
 def fitted(
     sections: Sequence[RowSection], room: int, width: int, few: int = 0
 ) -> Iterator[StyledLine]:
-    """The sections in at most ``room`` lines of a screen; 0: without a limit.
-
-    If there is too little room, each section first gets its share of lines, one for each row.
-    Lines that are left show the first rows whole.
-
-    few: up to this number of rows in all sections, every row is shown whole
+    """The sections in at most ``room`` lines of a screen; 0: without a limit. If there is too
+    little room, each section first gets its share of lines, one for each row. Lines that are left
+    show the first rows whole. few: up to this number of rows in all sections, every row is shown
+    whole
     """
     titles = [[section.title] if section.rows and section.title else [] for section in sections]
     if not room or sum(len(section.rows) for section in sections) <= few:

@@ -88,7 +88,6 @@ def _sentence(text: str) -> str:
 @functools.cache
 def meanings(kind: Any) -> tuple[str, dict[str, str]]:
     """The meaning of a class, from its docstring, and of its fields by name, from their comments.
-
     A field's comment stands behind it, or in whole lines above it; ``likewise`` is that of the
     field before.
     """

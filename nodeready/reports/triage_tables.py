@@ -204,10 +204,8 @@ class _TailTable(TableLayout):
         return self.lines(group) if group.kind in ("stopped", "lines") else self.unread(group)
 
     def groups(self, *kinds: str) -> list[RowSection]:
-        """The groups of these kinds.
-
-        The largest group of read files, with which all groups are compared, is a section of its
-        own, so that it is always shown.
+        """The groups of these kinds. The largest group of read files, with which all groups are
+        compared, is a section of its own, so that it is always shown.
         """
         rows = [group for group in self.tail.groups if group.kind in kinds]
         last = rows[-1:] if "lines" in kinds else []

@@ -254,10 +254,9 @@ def looks_since(
 
 
 def looks_since_good(memory: Memory, names: Iterable[str], until_s: float) -> Iterator[_Pair]:
-    """As `looks_since`, from each node's last look without a failure.
-
-    Nodes that are good are compared since the earliest of these times, so that they show which
-    changes are harmless. before: None for a node that was never good.
+    """As `looks_since`, from each node's last look without a failure. Nodes that are good are
+    compared since the earliest of these times, so that they show which changes are harmless.
+    before: None for a node that was never good.
     """
     after = {look.node: look for look in memory.nodes(names, until_s)}
     failing = [name for name, look in after.items() if is_failing(look)]
@@ -289,10 +288,9 @@ def peer_differences(model: NodeLook, nodes: Iterable[NodeLook]) -> Iterator[Nod
 def setting_differences(
     node: str, model: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> NodeChanges:
-    """In what a node differs from the settings of a file, as `learned` has them.
-
-    A setting of several values allows each of them. A setting that is only in one is no
-    difference: a person chooses what the file has.
+    """In what a node differs from the settings of a file, as `learned` has them. A setting of
+    several values allows each of them. A setting that is only in one is no difference: a person
+    chooses what the file has.
     """
     every, allowed = [], _flat(model)
     for key, value in _flat(settings).items():

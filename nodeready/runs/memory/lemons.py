@@ -170,12 +170,9 @@ def find_lemons(memory: Memory, nodes: Collection[str], since_s: float, until_s:
 def _gpu_incidents(
     incidents: Iterable[Event], spans: dict[SuspectUnit, list[PartSpan]]
 ) -> dict[SuspectUnit, list[Event]]:
-    """The incidents of each GPU in each node.
-
-    A GPU's incidents in earlier nodes count for its new node once it fails there, too: until then,
-    a single node reported the serial number.
-
-    spans: of each GPU in each node, the oldest first; they move with the incidents
+    """The incidents of each GPU in each node. A GPU's incidents in earlier nodes count for its new
+    node once it fails there, too: until then, a single node reported the serial number. spans: of
+    each GPU in each node, the oldest first; they move with the incidents
     """
     by_unit: dict[SuspectUnit, list[Event]] = defaultdict(list)
     for incident in incidents:
@@ -217,11 +214,8 @@ def node_incidents(
     checks: Collection[str],
 ) -> list[Event]:  # fmt: skip
     """The incidents of one node. A check that fails on begins no second incident, unless it names
-    another GPU.
-
-    life:   the node at each look at which something changed, the oldest first
-    parts:  the GPUs that were in the node
-    checks: the ids of those that hardware can fail
+    another GPU. life: the node at each look at which something changed, the oldest first. parts:
+    the GPUs that were in the node. checks: the ids of those that hardware can fail
     """
     gpus: dict[str, list[PartSpan]] = defaultdict(list)
     for part in sorted(parts, key=lambda part: part.first_s):
@@ -260,10 +254,8 @@ def _serials(text: str, gpus: Mapping[str, Sequence[PartSpan]], time_s: float) -
 
 
 def events_that_count(events: Iterable[Event]) -> Iterator[Event]:
-    """The events that have their witnesses.
-
-    Of the users whose logs name the same node, the user with the most days is left out: so no
-    incident counts on the word of a single user.
+    """The events that have their witnesses. Of the users whose logs name the same node, the user
+    with the most days is left out: so no incident counts on the word of a single user.
     """
     # (node, kind) -> user -> day -> an event of the day
     logs: dict[tuple[str, str], dict[str, dict[float, Event]]]

@@ -637,9 +637,7 @@ def _ended(
     declared: Collection[str],
 ) -> tuple[list[str], list[str]]:  # fmt: skip
     """The sections that a look without them ends, and the owners of the results that it did not
-    make.
-
-    absent: the node's sections that the look does not have; new: those that it has
+    make. absent: the node's sections that the look does not have; new: those that it has
     """
     is_new_boot = any(section.name == BOOT for section in changed)
     has_results = any(name.endswith(RESULTS) for name in new)

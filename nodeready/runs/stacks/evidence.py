@@ -391,9 +391,8 @@ class CallDifference(NamedTuple):
 
 
 def call_difference(calls: Iterable[tuple[CallProgress, Sequence[int]]]) -> CallDifference | None:
-    """Where a group's ranks differ; None: no rank waits. calls: progress -> the ranks with it.
-
-    If a rank has completed a call, all ranks have made it, and a record of it as pending is old:
+    """Where a group's ranks differ; None: no rank waits. calls: progress -> the ranks with it. If
+    a rank has completed a call, all ranks have made it, and a record of it as pending is old:
     gloo's of a call that has just ended, NCCL's until the watchdog polls again.
     """
     states = list(calls)

@@ -25,14 +25,8 @@ def gpu(slot, serial, vbios="96.00.74", **values):
 
 ETH0 = interface("eth0", "aa", "0000:01:00.0")
 BOND = {"nics.bonds[bond0].slaves[eth0].mii": "up", "nics.default_interface": "eth0, eth0.100"}
-BASE = {
-    "host.memory_total_mb": 2000000,
-    "gpus.driver": "570.1",
-    **ETH0,
-    **BOND,
-    **gpu("0000:1a:00.0", "S1"),
-    **gpu("0000:3b:00.0", "S2"),
-}
+BASE = {"host.memory_total_mb": 2000000, "gpus.driver": "570.1", **ETH0, **BOND}
+BASE |= gpu("0000:1a:00.0", "S1") | gpu("0000:3b:00.0", "S2")
 COUNTERS = {"nics.eth0.rx_errors": 4, "nics.eth0.carrier_changes": 2}
 
 
@@ -61,14 +55,9 @@ MOUNT = {"host.mounts[/scratch].path": "/scratch", "host.mounts[/scratch].device
 
 #: The facts of a look by a name, for rows of cases.
 BASES = {
-    "": BASE,
-    "nothing": {},
-    "renamed": RENAMED,
-    "slaves": SLAVES,
-    "swapped": SWAPPED,
-    "docker": BASE | DOCKER,
-    "mount": BASE | MOUNT,
-}
+    "": BASE, "nothing": {}, "renamed": RENAMED, "slaves": SLAVES, "swapped": SWAPPED,
+    "docker": BASE | DOCKER, "mount": BASE | MOUNT,
+}  # fmt: skip
 
 
 def look_of(row):
@@ -90,45 +79,27 @@ def look_of(row):
     return replace(observed, policies=policies)
 
 
-def judge_changes(case):
+@pytest.mark.parametrize("case", cases(__file__, "data/changes.json"))
+def test_changes(case):
+    """Those of the section `policy`: another policy is no change of the node."""
     before, after = look_of(case.get("before", {})), look_of(case.get("after", {}))
     assert list(changes(before, after)) == [Change(*row) for row in case["changes"]]
 
 
-@pytest.mark.parametrize("case", cases(__file__, "data/changes.json", "look"))
-def test_changes(case):
-    judge_changes(case)
-
-
-@pytest.mark.parametrize("case", cases(__file__, "data/changes.json", "policy"))
-def test_another_policy_is_no_change_of_the_node(case):
-    judge_changes(case)
-
-
 def test_a_policy_has_words_for_what_it_asks_and_decides():
     new = Policy(packages=("gdb", "htop"), gpu_count=8)
-    differing = {
-        subject: changed_words(
-            policy_words(subject, Policy())[subject], policy_words(subject, new)[subject]
-        )
-        for subject in ("gpus", "nics", "pdsh", "debug_tools")
-    }
-    assert differing == {
-        "gpus": {"gpu_count"},
-        "nics": set(),
-        "pdsh": {"packages", "asked"},
-        "debug_tools": {"packages", "asked"},
-    }
+    packages = {"packages", "asked"}
+    expected = {"gpus": {"gpu_count"}, "nics": set(), "pdsh": packages, "debug_tools": packages}
+    for subject, settings in expected.items():
+        words = [policy_words(subject, policy)[subject] for policy in (Policy(), new)]
+        assert changed_words(*words) == settings, subject
 
 
 def test_a_peer_differs_by_no_serial_number():
     own = {"host.hostname": "gpu002", "host.fstab[/].device": "UUID=1234-ABCD"}
     peer = {"host.hostname": "gpu001", "host.fstab[/].device": "UUID=9876-ABCD"}
-    node = look(
-        {**own, **BASE, **gpu("0000:1a:00.0", "T1"), "nics.interfaces[eth0].mtu": 1500},
-        boot="b7",
-        counters={"nics.eth0.rx_errors": 99},
-    )
+    facts = {**own, **BASE, **gpu("0000:1a:00.0", "T1"), "nics.interfaces[eth0].mtu": 1500}
+    node = look(facts, boot="b7", counters={"nics.eth0.rx_errors": 99})
     assert differences(look(BASE | peer), node) == (
         Change("setting", "nics.interfaces[eth0].mtu", 9000, 1500),
     )

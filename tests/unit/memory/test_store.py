@@ -30,15 +30,9 @@ def look(time_s: float = DAY, **changes: Any) -> Look:
 
 
 def state(
-    name: str = "gpu1",
-    mtu: int = 9000,
-    *,
-    boot: str = "b1",
-    results: tuple[Result, ...] = (OK,),
-    gpus: Mapping[str, str] | None = None,
-    errors: int | None = None,
-    **more: bytes,
-) -> NodeSections:
+    name: str = "gpu1", mtu: int = 9000, *, boot: str = "b1", results: tuple[Result, ...] = (OK,),
+    gpus: Mapping[str, str] | None = None, errors: int | None = None, **more: bytes,
+) -> NodeSections:  # fmt: skip
     texts = {
         "boot": dump(boot),
         "nics.facts": dump({"nics.interfaces[eth0].mtu": mtu}),
@@ -108,11 +102,12 @@ def test_a_life_has_each_change_once(memory):
         for node in memory.life("gpu1")
     ]
     brief = Result("gpus.ecc", "ok")
+    # The rest stays as it was last seen.
+    lost = (4, 4, "no answer in 15 s", True, FAIL)
     assert life == [
         (1, 1, "", False, brief),
         (3, 3, "", False, FAIL),
-        # The rest stays as it was last seen.
-        (4, 4, "no answer in 15 s", True, FAIL),
+        lost,
         (6, 6, "", False, brief),
     ]
     assert memory.last_seen("gpu1") == (7 * DAY, 7, {})
@@ -349,16 +344,15 @@ def test_no_look_is_lost_when_the_writer_is_killed_at_any_moment(path):
 
 
 def test_two_writers_wait_for_each_other(path):
-    workers = [child(lambda report: write_looks_together(path, report)) for _ in range(2)]
+    def write(report: Callable[[int], None]) -> None:
+        with Memory.open(path, make=True) as memory:
+            for number in range(40):
+                report(memory.keep(look(float(number)), [state(mtu=number)]))
+
+    workers = [child(write) for _ in range(2)]
     assert [reported(*worker) for worker in workers] == [40, 40]
     with Memory.open(path) as memory:
         assert len(memory.looks()) == 80
-
-
-def write_looks_together(path: Path, report: Callable[[int], None]) -> None:
-    with Memory.open(path, make=True) as memory:
-        for number in range(40):
-            report(memory.keep(look(float(number)), [state(mtu=number)]))
 
 
 def test_a_full_disk_keeps_what_was_kept(path):
@@ -400,8 +394,8 @@ def hold(descriptor: int, report: Callable[[int], None]) -> None:
     time.sleep(60)
 
 
-def plant_link(path: Path) -> None:
-    path.symlink_to("/dev/zero")
+def open_to_all(path: Path) -> None:
+    path.parent.chmod(0o1777)
 
 
 def plant_newer(path: Path) -> None:
@@ -427,14 +421,11 @@ PLANTED = {
     "torn": (plant_torn, "is damaged"),
     "of another program": (plant_foreign, "is no memory of nodeready"),
     "newer": (plant_newer, "is of a newer nodeready"),
-    "a link": (plant_link, "is no file of root|is no file of"),
+    "a link": (lambda path: path.symlink_to("/dev/zero"), "is no file of"),
     "a pipe": (os.mkfifo, "is no file of"),
     "a directory": (Path.mkdir, "Is a directory"),
     "another user's": (lambda path: (path.touch(), os.chown(path, 12345, -1)), "is no file of"),
-    "in a directory for everybody": (
-        lambda path: path.parent.chmod(0o1777),
-        "other users can change",
-    ),
+    "in a directory for everybody": (open_to_all, "other users can change"),
 }
 
 

@@ -21,37 +21,30 @@ from tests.unit.memory.test_changes import document as node_diff
 from tests.unit.reports.test_smoke_table import SMOKES
 
 GOLDEN = Path(__file__).parent / "golden"
-AUDITS = outcomes()
-DEPLOYED = {name: make() for name, make in DEPLOYS.items()}
-STACKS = {name: make() for name, make in stack_fleets.FLEETS.items()}
+MADE: dict[str, dict[str, object]] = {
+    "audit": {**outcomes()},
+    "deploy": {name: make() for name, make in DEPLOYS.items()},
+    "diff": {"mixed": node_diff()},
+    "env": {**ENVIRONMENTS},
+    "smoke": {**SMOKES},
+    "stacks": {name: make() for name, make in stack_fleets.FLEETS.items()},
+}
+
+
+def plain(*forms: str) -> dict[str, tuple[str, Options]]:
+    return {form: (form, Options()) for form in forms}
+
+
+BODY, VERBOSE = {"body": ("html", Options())}, {"verbose": ("table", Options(verbose=1))}
 #: document -> name -> the word of --format, and the options.
 FORMATS = {
-    "audit": {
-        "table": ("table", Options()),
-        "verbose": ("table", Options(verbose=1)),
-        "json": ("json", Options()),
-        "junit": ("junit", Options()),
-        "prometheus": ("prometheus", Options()),
-        "nagios": ("nagios", Options()),
-        "body": ("html", Options()),
-        "evidence": ("evidence", Options()),
-    },
+    "audit": plain("table", "json", "junit", "prometheus", "nagios", "evidence") | VERBOSE | BODY,
     "deploy": {"diff": ("table", Options(diff=True)), "json": ("json", Options(diff=True))},
-    "diff": {"table": ("table", Options()), "json": ("json", Options())},
-    "env": {"sh": ("sh", Options())},
-    "smoke": {
-        "table": ("table", Options()),
-        "wide": ("table", Options(width=100_000)),
-        "json": ("json", Options()),
-        "junit": ("junit", Options()),
-        "prometheus": ("prometheus", Options()),
-    },
-    "stacks": {
-        "table": ("table", Options()),
-        "verbose": ("table", Options(verbose=1)),
-        "json": ("json", Options()),
-        "body": ("html", Options()),
-    },
+    "diff": plain("table", "json"),
+    "env": plain("sh"),
+    "smoke": plain("table", "json", "junit", "prometheus")
+    | {"wide": ("table", Options(width=100_000))},
+    "stacks": plain("table", "json") | VERBOSE | BODY,
 }
 
 
@@ -65,43 +58,35 @@ def text_of(document: str, name: str, made: object) -> str:
     return text
 
 
-def several(document: str, name: str, made: dict[str, object], words: str) -> str:
+def several(document: str, name: str, words: str) -> str:
     """Small documents in this format, each below its name."""
-    texts = {word: text_of(document, name, made[word]) for word in words.split()}
+    texts = {word: text_of(document, name, MADE[document][word]) for word in words.split()}
     return "\n".join(f"=== {word}\n{text}" for word, text in texts.items())
 
 
+#: The name of a document's small file -> the documents in it.
+SMALL = {
+    "audit-small.table": "ok one waived outliers partial",
+    "audit-small.verbose": "one",
+    "audit-small.nagios": "ok one warn unknown waived unreachable partial",
+    "deploy-small.diff": "check well interrupted",
+    "env-small.sh": "differs halves unknown",
+    "smoke-small.table": "gpu scale switch interrupted budget nothing",
+    "smoke-small.prometheus": "go gpu scale",
+    "stacks-small.table": "one missing same prefix nobody",
+    "stacks-small.body": "missing prefix nobody",
+}
+LARGE = {"audit": "mixed", "deploy": "result", "diff": "mixed", "smoke": "mixed", "stacks": "hung"}
 #: file -> its text
 FILES: dict[str, Callable[[], str]] = {
-    **{
-        f"{document}-{name}.{form}": partial(text_of, document, form, made)
-        for document, name, made in (
-            ("audit", "mixed", AUDITS["mixed"]),
-            ("deploy", "result", DEPLOYED["result"]),
-            ("diff", "mixed", node_diff()),
-            ("smoke", "mixed", SMOKES["mixed"]),
-            ("stacks", "hung", STACKS["hung"]),
-        )
-        for form in FORMATS[document]
-        if (document, form) != ("smoke", "table")  # docs/smoke.md shows it.
-    },
-    "audit-small.table": partial(
-        several, "audit", "table", AUDITS, "ok one waived outliers partial"
-    ),
-    "audit-small.verbose": partial(several, "audit", "verbose", AUDITS, "one"),
-    "audit-small.nagios": partial(
-        several, "audit", "nagios", AUDITS, "ok one warn unknown waived unreachable partial"
-    ),
-    "deploy-small.diff": partial(several, "deploy", "diff", DEPLOYED, "check well interrupted"),
-    "env-small.sh": partial(several, "env", "sh", ENVIRONMENTS, "differs halves unknown"),
-    "smoke-small.table": partial(
-        several, "smoke", "table", SMOKES, "gpu scale switch interrupted budget nothing"
-    ),
-    "smoke-small.prometheus": partial(several, "smoke", "prometheus", SMOKES, "go gpu scale"),
-    "stacks-small.table": partial(
-        several, "stacks", "table", STACKS, "one missing same prefix nobody"
-    ),
-    "stacks-small.body": partial(several, "stacks", "body", STACKS, "missing prefix nobody"),
+    f"{document}-{name}.{form}": partial(text_of, document, form, MADE[document][name])
+    for document, name in LARGE.items()
+    for form in FORMATS[document]
+    if (document, form) != ("smoke", "table")  # docs/smoke.md shows it.
+}
+FILES |= {
+    file: partial(several, file.partition("-")[0], file.partition(".")[2], words)
+    for file, words in SMALL.items()
 }
 
 

@@ -33,17 +33,12 @@ MADE: dict[str, dict[str, Any]] = {
     "ready": {name: Ready(audit, 60, 2) for name, audit in AUDITS.items()},
     "deploy": {name: make() for name, make in DEPLOYS.items()},
     "stacks": {name: make() for name, make in STACKS.items()},
-    "cores": {"full": CORES},
-    "env": ENVIRONMENTS,
-    "smoke": dict(SMOKES),
-    "jobs": {"mixed": running()},
-    "undrain": {"mixed": undrain()},
-    "lemons": {"mixed": lemons()},
-    "waivers": {"mixed": waiver_list()},
-    "diff": {"mixed": node_diff()},
+    "cores": {"full": CORES}, "env": ENVIRONMENTS, "smoke": dict(SMOKES),
+    "jobs": {"mixed": running()}, "undrain": {"mixed": undrain()}, "lemons": {"mixed": lemons()},
+    "waivers": {"mixed": waiver_list()}, "diff": {"mixed": node_diff()},
     "script": {"wrong": batch_script.BatchScript("a", 2, batch_script.check("hostname"))},
     "debuggable": {"mixed": judged(rank(0), rank(1, main=None), rank(None))},
-}
+}  # fmt: skip
 CASES = [(document, name) for document, reports in MADE.items() for name in reports]
 
 

@@ -114,25 +114,19 @@ def nothing() -> SmokeReport:
 
 def partial() -> SmokeReport:
     found = made(12, NODE, complete=False, stopped="interrupted in round 6", tests=9, rounds=5)
-    unknown = {
-        name: SmokeNode(name, UNTESTED, "interrupted in round 6") for name in ("node11", "node12")
-    }
-    return other(found, unknown)
+    rest = ("node11", "node12")
+    return other(found, {n: SmokeNode(n, UNTESTED, "interrupted in round 6") for n in rest})
 
 
+#: The nodes of a switch, each by itself.
+SWITCH = [replace(SUSPECTS["switch"], nodes=(name,)) for name in names(32)[17:]]
 SMOKES = {
     "go": made(12, tests=8, rounds=4),
     "node": made(12, NODE),
     "gpu": gpus(),
     "pair": made(12, PAIR),
     "scale": made(64, SUSPECTS["scale"]),
-    # The nodes of a switch, each by itself.
-    "switch": made(
-        32,
-        *(replace(SUSPECTS["switch"], nodes=(name,)) for name in names(32)[17:]),
-        tests=27,
-        rounds=14,
-    ),
+    "switch": made(32, *SWITCH, tests=27, rounds=14),
     "mixed": mixed(),
     "interrupted": partial(),
     "budget": made(12, stopped="the budget of 30 s was over in round 12"),

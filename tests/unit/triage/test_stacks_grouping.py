@@ -10,30 +10,13 @@ import pytest
 from nodeready.agent.asking import Answer
 from nodeready.agent.stacks import program as answer
 from nodeready.agent.stacks.ranks import claim_note
-from nodeready.core.outcome import (
-    FAILED,
-    HUNG,
-    INCOMPLETE,
-    LATE,
-    LOST,
-    NO_PYTHON,
-    UNREACHABLE,
-    Gap,
-    NodeGap,
-    node_gaps,
-    reasons_of,
-)
+from nodeready.core import outcome
+from nodeready.core.outcome import Gap, NodeGap, node_gaps, reasons_of
 from nodeready.fleet.inventory.slurm import JobPlacement
 from nodeready.reports import json_report
+from nodeready.runs.stacks import collect
 from nodeready.runs.stacks import group as grouping
-from nodeready.runs.stacks.collect import (
-    MAX_UNWOUND,
-    capture,
-    choose_native,
-    merged,
-    no_ranks_reason,
-    program_config,
-)
+from nodeready.runs.stacks.collect import capture, merged
 from nodeready.runs.stacks.document import (
     Frame,
     Group,
@@ -145,7 +128,7 @@ def test_the_kinds_have_an_order():
     assert "--only ptrace" in advice(made)
     # Slurm, and no kernel, refused this.
     denied = "srun: Unable to create step for job 1: Access/permission denied"
-    assert "--only ptrace" not in advice(group([], {"a": Gap(LATE, denied)}))
+    assert "--only ptrace" not in advice(group([], {"a": Gap(outcome.LATE, denied)}))
 
 
 C10D_LATER = REDUCE.replace(f"{C10D} 2806", f"{C10D} 2811")
@@ -224,7 +207,9 @@ def test_missing_ranks_are_expected_where_they_should_be(nodes, errors, more, ex
         trace(f"n{node}", *(process(rank, *TWICE, world_size=8) for rank in pair))
         for node, pair in ranks.items()
     ]
-    made = group(traces, {node: Gap(LATE, reason) for node, reason in errors.items()}, **more)
+    made = group(
+        traces, {node: Gap(outcome.LATE, reason) for node, reason in errors.items()}, **more
+    )
     missing = [one for one in made.groups if one.kind == "missing"]
     assert [one.kind for one in made.groups].count("no-data") == len(set(errors.values()))
     assert (reasons_of(made.gaps), made.world_size) == (errors, 8)
@@ -276,7 +261,7 @@ def fakes(count: int, **more: Any) -> list[Any]:
 
 
 def test_a_node_without_an_answer_is_no_suspect_where_every_rank_was_found():
-    refused = {"gpu9": Gap(UNREACHABLE, "10.0.0.9 refused user root")}
+    refused = {"gpu9": Gap(outcome.UNREACHABLE, "10.0.0.9 refused user root")}
     made, alone = (group(fleet(world_size=8), gaps) for gaps in (refused, {}))
     assert (brief(made), made.verdict) == (ALL, alone.verdict)
     assert made.gaps == node_gaps(refused)
@@ -347,7 +332,7 @@ def test_a_claim_on_another_node_is_no_rank_even_of_the_job_s_user(own):
 
 def test_a_node_on_which_slurm_does_not_run_the_job_can_only_claim_it():
     """It is told so, and whatever it answers: here the ranks of the job's own cgroup."""
-    config, asked = program_config(60, job="88"), {}
+    config, asked = collect.program_config(60, job="88"), {}
     fake = trace("gpu9", *(process(n, LOAD, LOAD, slurm_job="88") for n in range(8)))
     texts = {row.node: to_json(row) for row in [*fleet(), fake, trace("gpu8")]}
 
@@ -366,7 +351,7 @@ def test_a_node_on_which_slurm_does_not_run_the_job_can_only_claim_it():
     assert (brief(made), {row.node for row in made.processes}) == (ALL, {"gpu1", "gpu2"})
     assert [tuple(other) for other in made.other_jobs] == [("88", "ada", 8, True, ("gpu9",))]
     words = "Slurm runs the job on n[1-2]. Processes on gpu9 claim the job"
-    assert words in no_ranks_reason(captured)
+    assert words in collect.no_ranks_reason(captured)
 
 
 def test_the_job_of_slurms_own_cgroup_is_shown_whatever_others_claim():
@@ -390,16 +375,15 @@ def test_a_node_that_makes_up_a_job_hides_no_other_node_s(lie):
 
 def test_nodes_without_an_answer_are_together_by_their_reason():
     reasons = {"gpu7": "gpu7: refused", "gpu10": "gpu10: refused", "gpu8": "timed out"}
-    gaps = {node: Gap(LATE, reason) for node, reason in reasons.items()}
+    gaps = {node: Gap(outcome.LATE, reason) for node, reason in reasons.items()}
     part = trace("a", process(8, *TWICE), error="the native round: connection lost")
     made = group([*fleet(), part], gaps)
     # A node with a part of an answer is not silent.
-    gaps["a"] = Gap(INCOMPLETE, "the native round: connection lost")
+    gaps["a"] = Gap(outcome.INCOMPLETE, "the native round: connection lost")
     assert made.gaps == node_gaps(gaps)
     assert "a: a part of the answer" in advice(made)
-    rows = [
-        (one.ranks, one.nodes, one.no_stack_reason) for one in made.groups if one.kind == "no-data"
-    ]
+    lost = (one for one in made.groups if one.kind == "no-data")
+    rows = [(one.ranks, one.nodes, one.no_stack_reason) for one in lost]
     assert rows == [((), ("gpu8",), "timed out"), ((), ("gpu7", "gpu10"), "NODE: refused")]
 
 
@@ -462,14 +446,14 @@ def stacks(*groups: Group, state: str = "S", **more: Any) -> Stacks:
 
 def test_a_process_of_each_group_gives_its_native_stack_and_all_odd_ones_do():
     some = stacks(bare("missing", 0), bare("stack", 3), bare("stopped", 1), bare("stack", 40))
-    assert choose_native(some) == {"gpu0": [0, 1], "gpu2": [4], "gpu1": [2]}
+    assert collect.choose_native(some) == {"gpu0": [0, 1], "gpu2": [4], "gpu1": [2]}
     many = stacks(*[bare("stack", 9)] * 30, bare("stack", 40))
-    pids = [pid for numbers in choose_native(many).values() for pid in numbers]
-    assert pids == [9 * index for index in range(MAX_UNWOUND)]
-    assert choose_native(stacks(bare("no-data", 3, ()))) == {}
+    pids = [pid for numbers in collect.choose_native(many).values() for pid in numbers]
+    assert pids == [9 * index for index in range(collect.MAX_UNWOUND)]
+    assert collect.choose_native(stacks(bare("no-data", 3, ()))) == {}
     # Nobody is paused who would not come back.
     for state in ("D", "D (disk sleep)", "T", "t", "Z"):
-        assert choose_native(stacks(bare("stack", 3), state=state)) == {}
+        assert collect.choose_native(stacks(bare("stack", 3), state=state)) == {}
 
 
 def test_native_stacks_go_into_the_first_trace_and_a_process_without_is_named():
@@ -493,10 +477,10 @@ def silent(*kinds: str) -> dict[str, Any]:
     (stacks(bare("uninterruptible", 1), bare("stack", 1)), 0),
     (stacks(bare("missing", 0, ()), bare("stack", 1)), 3),
     (stacks(bare("stopped", 1, ()), bare("stack", 1)), 3),
-    (stacks(bare("stack", 1), **silent(NO_PYTHON)), 3),
-    (stacks(bare("stack", 1), **silent(HUNG)), 3),
-    (stacks(bare("no-data", 0, ()), **silent(UNREACHABLE)), 4),
-    (stacks(bare("stack", 1), **silent(LOST, FAILED)), 1),
+    (stacks(bare("stack", 1), **silent(outcome.NO_PYTHON)), 3),
+    (stacks(bare("stack", 1), **silent(outcome.HUNG)), 3),
+    (stacks(bare("no-data", 0, ()), **silent(outcome.UNREACHABLE)), 4),
+    (stacks(bare("stack", 1), **silent(outcome.LOST, outcome.FAILED)), 1),
     (stacks(), 2),
     (stacks(complete=False), 130),
 ])  # fmt: skip
