@@ -138,7 +138,7 @@ def _on_terminal(argv: list[str], env: dict[str, str]) -> tuple[str, int]:
 
 
 def fleet(terminal: Terminal) -> None:
-    """Eight H100 nodes after a deploy, of which four break."""
+    """Eight H100 nodes after a deploy; then four of them break."""
     nodes = Lab.up(LAB, nodes=8, profile="h100").nodes
     terminal.run("deploy", INVENTORY, "--yes", quiet=True)
     nodes[3].write(
@@ -164,7 +164,7 @@ setsid /usr/bin/python3 -m torch.distributed.run --nnodes {JOB_NODES} --nproc_pe
 
 
 def hung_job(terminal: Terminal) -> None:
-    """A real training under torchrun, until all ranks wait for the one that hangs."""
+    """A real training under torchrun, until all ranks wait for rank HANGS."""
     nodes = Lab.up(LAB, nodes=JOB_NODES).nodes
     program = Path(__file__).with_name("hung_train.py").read_text()
     for node in nodes:

@@ -77,7 +77,7 @@ def _quoted(text: str) -> str:
 
 
 class TextWriter:
-    """Values as JSON text. fields_of: the keys of a type's object; () for a type that is none"""
+    """Values as JSON text. fields_of: the keys of a type's object; () for a plain type"""
 
     def __init__(self, fields_of: Callable[[type], Sequence[JsonField]]) -> None:
         self._fields_of = fields_of

@@ -231,7 +231,7 @@ class _TextShape:
         # The words -> the nodes with these words, and their texts.
         self.rows: dict[tuple[str, ...], tuple[list[str], list[Texts]]] = {}
         before = (text for between in shared for text in between[:-1])
-        # A word of a path is none.
+        # For each word: it is no part of a path.
         self.may_be_address = tuple(not text.endswith("/") for text in before)
 
     @property

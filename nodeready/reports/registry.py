@@ -106,7 +106,7 @@ _EXTENSIONS = {
     "table": ".txt", "nagios": ".txt", "junit": ".xml", "prometheus": ".prom",
     "evidence": ".evidence.html", "sh": ".env",
 }  # fmt: skip
-#: Documents whose table and JSON have no options of their own -> the function of the table.
+#: Documents whose JSON is the generic one -> the function of their table.
 _TABLES = {
     "smoke": "smoke_table:show", "stacks": "stacks_table:show",
     "waivers": "memory_tables:waivers", "history": "memory_tables:history",

@@ -236,9 +236,9 @@ class _StacksTable(TableLayout):
     def groups(self, groups: Sequence[Group]) -> Iterator[StyledLine]:
         """The first groups in full, the next in a line each, and always the largest."""
         rows = list(enumerate(groups))
-        whole, last = (len(rows),) * 2 if self.verbose else (_MAX_FULL, _MAX_GROUPS)
-        short, remaining = rows[whole:last], rows[last:]
-        for number, group in rows[:whole]:
+        full, last = (len(rows),) * 2 if self.verbose else (_MAX_FULL, _MAX_GROUPS)
+        short, remaining = rows[full:last], rows[last:]
+        for number, group in rows[:full]:
             yield from self.group(group, number)
         if short:
             yield line("")

@@ -205,7 +205,7 @@ class _TailTable(TableLayout):
 
     def groups(self, *kinds: str) -> list[RowSection]:
         """The groups of these kinds. The largest group of read files, with which all groups are
-        compared, is a section of its own, so that it is always shown.
+        compared, is a separate section, so that it is always shown.
         """
         rows = [group for group in self.tail.groups if group.kind in kinds]
         last = rows[-1:] if "lines" in kinds else []
@@ -476,8 +476,8 @@ def _part(part: Part, directory: str, options: Options) -> Iterator[StyledLine]:
         few = part.files if options.verbose else part.files[:_MAX_FILES]
         hidden = len(part.files) - len(few)
         files = ", ".join(name.partition("/")[2] for name in few)
-        more = f" and {counted(hidden, 'more file')}" if hidden else ""
-        yield line(" " * _NAME_WIDTH, files, more)
+        count = f" and {counted(hidden, 'more file')}" if hidden else ""
+        yield line(" " * _NAME_WIDTH, files, count)
     for reason, names in reasons(reasons_of(part.gaps).items(), options.verbose):
         yield line(" " * _NAME_WIDTH, (node_set(names), "bold"), f": {reason}")
 

@@ -209,14 +209,14 @@ class _ProcessFacts:
     def merged(self, other: _ProcessFacts) -> _ProcessFacts:
         """Both; this one's values come first."""
 
-        def both(value: Any, other_value: Any) -> Any:
+        def joined(value: Any, other_value: Any) -> Any:
             if isinstance(value, dict):
                 return {**value, **other_value, **value}
             if isinstance(value, set):
                 return value | other_value
             return other_value if value is None else value
 
-        return _ProcessFacts(**{k: both(v, getattr(other, k)) for k, v in vars(self).items()})
+        return _ProcessFacts(**{k: joined(v, getattr(other, k)) for k, v in vars(self).items()})
 
     def add_call(self, match: re.Match[str]) -> None:
         """Add a call of a collective. Sends and receives differ between ranks."""

@@ -165,7 +165,7 @@ def network(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float)
 def _port(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> WitnessedPort | None:
     if not new["rdma"] and "up" not in (old["state"], new["state"]):
         return None
-    received, sent = (_counter_increase(old[way], new[way]) for way in ("received", "sent"))
+    received, sent = (_counter_increase(old[key], new[key]) for key in ("received", "sent"))
     unit = _WORD_BYTES if new.get("words") else 1
     errors = ((name, old["errors"].get(name), value) for name, value in new["errors"].items())
     increases = [(name, _counter_increase(*values, full=False)) for name, *values in errors]

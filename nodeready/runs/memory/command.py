@@ -223,7 +223,7 @@ def _against_settings(nodes: _Nodes, path: Path) -> Diff:
     with targeted.transport:
         outcomes = probe_nodes(targeted, nodes.tell, LEARNED, nodes.options.timeout)
     learned = ((probed.node, settings_of(probed.value)) for probed in outcomes if probed.value)
-    differing = (setting_differences(node, settings, own) for node, own in learned)
+    differing = (setting_differences(node, settings, fitting) for node, fitting in learned)
     sides = Side(str(path), ""), Side("the nodes now", started)
     complete = not targeted.transport.interrupted
     return compare(differing, *sides, gaps=gaps_of(outcomes), complete=complete)

@@ -550,8 +550,8 @@ def _dispatched(
     waits: Collection[str], sample: StackSample, stacks: Sequence[int], table: StackNumbers
 ) -> tuple[str, int] | None:
     """Name and stack of a thread that serves another rank; None: none. waits: see `_awaited`"""
-    others = ((name, stacks[at]) for name, at in sample.threads if name not in waits)
-    readings = ((row, table.reading(row[1])) for row in others)
+    threads = ((name, stacks[at]) for name, at in sample.threads if name not in waits)
+    readings = ((row, table.reading(row[1])) for row in threads)
     return next((row for row, r in readings if r.dispatched and not r.for_ranks), None)
 
 
