@@ -227,13 +227,9 @@ def test_the_whole_month_names_the_day_of_each_change(memory):
     days = {
         (change.kind, change.key, change.nodes[-1]): change.since for change in document.changes
     }
-    expected = {
-        (kind, key, name): day
-        for day, (name, _, changes) in EVENTS.items()
-        for kind, key, *_ in changes
-        # The counter is dated from its first growth.
-        if day != 21
-    }
+    rows = ((day, name, row) for day, (name, _, changes) in EVENTS.items() for row in changes)
+    # The counter is dated from its first growth.
+    expected = {(kind, key, name): day for day, name, (kind, key, *_) in rows if day != 21}
     assert {change: utc_moment(moment(day, 2)) for change, day in expected.items()} == {
         change: since for change, since in days.items() if change in expected
     }

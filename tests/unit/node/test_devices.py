@@ -249,11 +249,10 @@ def test_which_process_is_a_stuck_tool(monkeypatch, state, started_s, owner, stu
 def test_the_tools_of_amd(tools, monkeypatch):
     monkeypatch.setattr(gpu_witness, "_is_loaded", lambda name: name == "amdgpu")
     card = {
-        **{"Device ID": "0x738c", "Card series": "Arcturus GL-XL [Instinct MI100]"},
-        **{"PCI Bus": "0000:83:00.0", "GPU use (%)": "99"},
-        "Average Graphics Package Power (W)": "36.0",
-        "Max Graphics Package Power (W)": "290.0",
-    }
+        "Device ID": "0x738c", "Card series": "Arcturus GL-XL [Instinct MI100]",
+        "PCI Bus": "0000:83:00.0", "GPU use (%)": "99",
+        "Average Graphics Package Power (W)": "36.0", "Max Graphics Package Power (W)": "290.0",
+    }  # fmt: skip
     tools("rocm-smi", prints(json.dumps({"card0": card}, indent=1)))
     (gpu,) = gpus().devices
     assert (gpu.bus_id, gpu.sm_percent, gpu.power_w, gpu.limit_w) == ("0000:83:00.0", 99, 36, 290)

@@ -25,14 +25,9 @@ def test_an_experts_reading_of_public_lines(case):
 
 def _reading(rank, expected):
     """The fields of a rank that the expert has read; TOML has no None."""
-    fields = {
-        **{
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in vars(rank).items()
-        },
-        "own": [error.key for error in rank.errors],
-        "peers": [error.peer for error in rank.errors],
-    }
+    fields = {n: list(v) if isinstance(v, tuple) else v for n, v in vars(rank).items()}
+    fields["own"] = [error.key for error in rank.errors]
+    fields["peers"] = [error.peer for error in rank.errors]
     return {name: "none" if fields[name] is None else fields[name] for name in expected}
 
 

@@ -46,9 +46,7 @@ def asked(monkeypatch):
         (nccl_ras, "makes_communicator"): lambda frames: ("init", "x.py") in frames,
         (ports, "counters"): lambda: {"eth0": 7},
         (ports, "network"): lambda before, after, seconds: Network(seconds=seconds),
-        (gpus, "witness_gpus"): lambda supervisor, pids, since_s, limit_s: WitnessedGpus(
-            f"no {pids}"
-        ),
+        (gpus, "witness_gpus"): lambda supervisor, pids, *seconds: WitnessedGpus(f"no {pids}"),
         (kernel_log, "witness_log"): lambda supervisor, since_s, limit_s: KernelLog(),
         (environment, "observe_node"): lambda pid, masters, deadline: EnvironmentFacts(cpus=pid),
         (environment, "observe_rank"): lambda pid, network: RankVariables(cpus=pid),
@@ -123,8 +121,7 @@ WITNESSES = {
     (kernel_log, "witness_log"): "kernel",
     (environment, "observe_node"): "environment",
     (environment, "observe_rank"): "variables",
-    (ports, "counters"): "network",
-    (ports, "network"): "network",
+    **{(ports, name): "network" for name in ("counters", "network")},
     **{(nccl_ras, name): "nccl_ras" for name in ("observe", "makes_communicator")},
 }
 

@@ -36,15 +36,10 @@ def test_findings_about_parts_are_shown_and_others_are_counted():
         fail("nics.link", "up", "fd00::7%eth0, 10:70:fd:12:34:56 at 0000:43:00.0", "sysfs"),
     ]
     snapshot = Snapshot({"gpus": gpus.h100().observed()})
-    page = Page(
-        "".join(
-            evidence_html.render(fleets.audit(NodeReport.of("gpu007", results, snapshot=snapshot)))
-        )
-    )
-    cells = page.texts["td"]
-    assert {"gpu 0: 3 uncorrectable", "ADDRESS is reached by ADDRESS", "replace the GPU"} <= {
-        *cells
-    }
+    report = fleets.audit(NodeReport.of("gpu007", results, snapshot=snapshot))
+    page = Page("".join(evidence_html.render(report)))
+    cells = {*page.texts["td"]}
+    assert {"gpu 0: 3 uncorrectable", "ADDRESS is reached by ADDRESS", "replace the GPU"} <= cells
     assert "ADDRESS%eth0, 10:70:fd:12:34:56 at 0000:43:00.0" in cells
     assert "/etc/sysctl.d/10-ptrace.conf:3" not in cells
     assert "1 finding about other subjects left out" in page.texts["p"]

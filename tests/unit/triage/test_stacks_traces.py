@@ -39,13 +39,9 @@ def good() -> dict[str, Any]:
         locals=["step: number = 7"], witnesses={"logs": {"absent": "no log"}},
         received=["MainThread"], untimed=True, thread_rows=[[0, 2]],
     )  # fmt: skip
-    whole = document(
-        "gpu003",
-        rank,
-        process(None, None, start_s=7),
-        instead=["python3 x.py (pid 7, user bob)"],
-        thread_waits=[{"name": "nccl", "state": "S", "number": 8, "kernel_stack": ["futex"]}],
-    )
+    waits = [{"name": "nccl", "state": "S", "number": 8, "kernel_stack": ["futex"]}]
+    more = {"instead": ["python3 x.py (pid 7, user bob)"], "thread_waits": waits}
+    whole = document("gpu003", rank, process(None, None, start_s=7), **more)
     return json.loads(json.dumps(whole))
 
 
