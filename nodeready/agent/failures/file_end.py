@@ -50,6 +50,8 @@ class FileEnd:
         self._last_step_at = max(last_steps, default=0)
         self._last_complaints = self._find_last_complaints()
         self._closing_at = self._find_closing()
+        progress = (number for number, text in self._last_lines() if goes_on(text))
+        self._last_progress_at = max(progress, default=0)
         self._last_work_at, self._without_work = self._find_last_work()
         self._last_failed_at = max((
             event.line for s in streams for event in s.events
@@ -130,6 +132,9 @@ class FileEnd:
         } | {
             line for line in stream.announced
             if line < self._last_work_at and (not is_of_rank or line < stream.last_at)
+        } | {
+            # A traceback of code without a file, such as a model's answer, is quoted.
+            e.line for e in stream.events if e.frame[:1] == "<" and e.line < self._last_progress_at
         } | {
             # The script continues, and ends with words of progress.
             line for line in stream.after_end if line < stream.last_at and goes_on(stream.last)

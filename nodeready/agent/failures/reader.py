@@ -783,10 +783,10 @@ class FailureReader:
                 self._end_cut(stream)
             details, failed = [*filter(None, stream.details)], rules.PHRASES["other-status"]
             self._end_chain(stream)
-            is_over = bool(details) and goes_on(details[-1]) and stream.last_at < self.number
-            if is_over and not any(map(failed.search, details)):
+            progress = [*filter(goes_on, details)] if stream.last_at < self.number else []
+            if progress and not any(map(failed.search, details)):
                 # The lines to the end were none of the message.
-                stream.add_plain(details[-1], self.number)
+                stream.add_plain(progress[-1], self.number)
             if stream.mode == "block":
                 self._end_block(stream)
 
