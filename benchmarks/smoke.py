@@ -16,7 +16,6 @@ from collections.abc import Iterator
 
 from benchmarks.command import Benchmark
 from benchmarks.contenders import BenchmarkReport
-from nodeready.runs.smoke.knowledge import SWEEP
 from tests.unit.smoke.fleets import Fleet, names
 
 HEADER = ("", "tests", "most", "rounds", "found", "named wrongly", "CPU")
@@ -58,7 +57,7 @@ def rows(count: int, placements: int) -> Iterator[tuple[str, ...]]:
         start_s = time.process_time()
         for seed in range(placements):
             fleet, expected = make(names(count), random.Random(seed))
-            result = fleet.search(until=SWEEP)
+            result = fleet.search(until="sweep")
             tests.append(result.tests)
             rounds.append(sum(group[0].purpose != "alone" for group in fleet.rounds))
             named = {suspect.nodes for suspect in result.suspects}
