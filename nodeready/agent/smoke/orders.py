@@ -131,8 +131,8 @@ def line(order: CollectiveOrder | PairOrder | EndOrder) -> str:
 
 
 _KINDS: dict[str, type[CollectiveOrder | PairOrder | EndOrder]] = {
-    "collective": CollectiveOrder, "pair": PairOrder, "end": EndOrder,
-}  # fmt: skip
+    kind.kind: kind for kind in (CollectiveOrder, PairOrder, EndOrder)
+}
 
 
 def read(text: str) -> CollectiveOrder | PairOrder | EndOrder:
@@ -177,10 +177,8 @@ MAX_ERROR = 300  # maximum characters of a rank's error
 
 def failed_ranks(order: CollectiveOrder, phase: str, message: str) -> tuple[RankResult, ...]:
     """All ranks of this node, failed in this phase for one reason."""
-    numbers = range(order.first, order.first + order.ranks)
-    return tuple(
-        RankResult(number, phase, "", message[:MAX_ERROR], 0.0, 0.0) for number in numbers
-    )
+    numbers, error = range(order.first, order.first + order.ranks), message[:MAX_ERROR]
+    return tuple(RankResult(number, phase, "", error, 0.0, 0.0) for number in numbers)
 
 
 @dataclass(frozen=True)
