@@ -26,9 +26,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from nodeready.agent.proc import kernel_text
+from nodeready.agent.proc import file_text
 from nodeready.agent.resolver import resolve
 from nodeready.core import wire
 from nodeready.subjects.proof.facts import Busy, ProofConfig
@@ -102,8 +102,7 @@ class MeshListeners:
         self._guests: dict[socket.socket, Guest] = {}
         # Held while a thread changes the listeners, or works on a connection.
         self._lock = threading.Lock()
-        errors = self.listen(ports)
-        if errors:
+        if errors := self.listen(ports):
             time.sleep(_AGAIN_S)
             errors = self.listen(errors)
         self.busy = tuple(Busy(port, error) for port, error in sorted(errors.items()))
@@ -265,7 +264,7 @@ def addresses_in(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
 
 
 def local_addresses() -> tuple[str, ...]:
-    return addresses_in(kernel_text("/proc/net/fib_trie"), kernel_text("/proc/net/if_inet6"))
+    return addresses_in(file_text("/proc/net/fib_trie"), file_text("/proc/net/if_inet6"))
 
 
 #: Tells whether a socket is ready for these events of poll(2) within these seconds. It may raise
@@ -337,11 +336,9 @@ def _receive_token(connection: socket.socket, attempt: Try, token: bytes, ready:
 
 
 _OUTCOMES = {
-    errno.ECONNREFUSED: REFUSED,
-    errno.ETIMEDOUT: TIMEOUT,
-    errno.EHOSTUNREACH: UNREACHABLE,
+    errno.ECONNREFUSED: REFUSED, errno.ETIMEDOUT: TIMEOUT, errno.EHOSTUNREACH: UNREACHABLE,
     errno.ENETUNREACH: UNREACHABLE,
-}
+}  # fmt: skip
 
 
 def try_ports(
@@ -384,9 +381,8 @@ def _round(
         token = request["token"].encode()
         attempts = tuple(try_ports(address, request["ports"], token, began + request["limit_s"]))
     host = (resolved, error) if request["host"] == name else resolve(request["host"])
-    return MeshRound(
-        request["round"], name, resolved, error, address, attempts, listeners.accepted_count, *host
-    )
+    head = request["round"], name, resolved, error, address
+    return MeshRound(*head, attempts, listeners.accepted_count, *host)
 
 
 def main(config: ProofConfig, *, ports: tuple[int, ...]) -> None:
@@ -396,26 +392,40 @@ def main(config: ProofConfig, *, ports: tuple[int, ...]) -> None:
     and ports, addresses, token and host as the target's program reports them.
     """
     signal.alarm(config.limit_s)
-    listeners = MeshListeners(ports)
-    addresses = local_addresses()
+    listeners, addresses, host = MeshListeners(ports), local_addresses(), os.uname().nodename
     threading.Thread(target=listeners.serve, daemon=True).start()
+    ports = tuple(sorted(listeners.sockets))
+    first = Listening(listeners.token, ports, listeners.busy, addresses, host, *resolve(host))
+    print(wire.line(config.nonce, "listening", first), flush=True)
+    answer_requests(config.nonce, "round", None, lambda row: _round(row, addresses, listeners))
+
+
+def answer_requests(
+    nonce: str,
+    name: str,
+    start: Callable[[], Any] | None,
+    answer: Callable[[dict[str, Any]], Any],
+    end: Callable[[], object] = lambda: None,
+) -> NoReturn:
+    """Print an answer to each line of the standard input, a JSON object, under this name; first
+    what ``start`` returns. The end of the input ends the process, even in the middle of an answer.
+    end: called before
+    """
     requests: queue.Queue[str] = queue.Queue()
 
     def work() -> None:
         # Any error ends the process, and the end of the connection tells the control machine.
         try:
+            if start is not None:
+                print(wire.line(nonce, name, start()), flush=True)
             while True:
-                answer = _round(json.loads(requests.get()), addresses, listeners)
-                print(wire.line(config.nonce, "round", answer), flush=True)
+                print(wire.line(nonce, name, answer(json.loads(requests.get()))), flush=True)
         finally:
+            end()
             os._exit(1)
 
     threading.Thread(target=work, daemon=True).start()
-    host = os.uname().nodename
-    ports = tuple(sorted(listeners.sockets))
-    first = Listening(listeners.token, ports, listeners.busy, addresses, host, *resolve(host))
-    print(wire.line(config.nonce, "listening", first), flush=True)
-    # The end of the input ends the process, even in the middle of a connection.
     for line in sys.stdin:
         requests.put(line)
+    end()
     os._exit(0)
