@@ -12,15 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nodeready.agent.users_file import (
-    ROOT,
-    Resolved,
-    by_turns,
-    follow,
-    main_uid,
-    modified_ns,
-    scan,
-)
+from nodeready.agent import users_file
+from nodeready.agent.users_file import ROOT, Resolved
 
 # --- A pattern expanded: the path of a core.
 
@@ -166,15 +159,13 @@ class CorePlace:
         directories = [PatternDirectory("/", ROOT, {})]
         for part in parts[:-1]:
             problems: list[OSError] = []
-            entered = [
-                directory
-                for parent in directories
-                for directory in self._enter(parent, part, problems)
-            ]
+            entered = [d for parent in directories for d in self._enter(parent, part, problems)]
             if problems and not entered:
                 raise problems[0]
             is_too_many = len(entered) > _MAX_DIRECTORIES
-            directories = by_turns(entered)[:_MAX_DIRECTORIES] if is_too_many else entered
+            directories = (
+                users_file.by_turns(entered)[:_MAX_DIRECTORIES] if is_too_many else entered
+            )
         return directories
 
     @property
@@ -190,16 +181,14 @@ class CorePlace:
             stem = name[: suffix.start()] if suffix else name
             match = expression.fullmatch(stem) or (None if suffix else expression.fullmatch(name))
             if match:
-                yield CoreName(
-                    os.path.join(directory.shown, name),
-                    {**match.groupdict(), **directory.values},
-                    suffix[0] if suffix else "",
-                )
+                values = {**match.groupdict(), **directory.values}
+                path = os.path.join(directory.shown, name)
+                yield CoreName(path, values, suffix[0] if suffix else "")
 
     def find(self) -> Iterator[CoreName]:
         """The existing files, in no order. Raises OSError if there is no such directory."""
         for directory in self.directories():
-            with scan(directory.real) as entries:
+            with users_file.scan(directory.real) as entries:
                 yield from self.names(directory, (entry.name for entry in entries))
 
     def _enter(
@@ -209,10 +198,10 @@ class CorePlace:
         directories: list[PatternDirectory] = []
         try:
             if "\x01" not in part:
-                real = follow(directory.real, part)
+                real = users_file.follow(directory.real, part)
                 return [replace(directory, shown=os.path.join(directory.shown, part), real=real)]
             expression = _regex(part)
-            with scan(directory.real) as entries:
+            with users_file.scan(directory.real) as entries:
                 for entry in entries:
                     match = expression.fullmatch(entry.name)
                     if match and entry.is_dir(follow_symlinks=False):
@@ -227,13 +216,11 @@ def _subdirectory(
 ) -> PatternDirectory:
     """A subdirectory, with the values in its name."""
     status = entry.stat(follow_symlinks=False)
-    return PatternDirectory(
-        os.path.join(directory.shown, entry.name),
-        Resolved(os.path.join(directory.real.path, entry.name), directory.real.owner),
-        {**values, **directory.values},
-        main_uid(status.st_uid),
-        modified_ns(status),
-    )
+    shown = os.path.join(directory.shown, entry.name)
+    path = os.path.join(directory.real.path, entry.name)
+    owner, modified_ns = users_file.main_uid(status.st_uid), users_file.modified_ns(status)
+    real, values = Resolved(path, directory.real.owner), {**values, **directory.values}
+    return PatternDirectory(shown, real, values, owner, modified_ns)
 
 
 def _regex(part: str) -> re.Pattern[str]:
