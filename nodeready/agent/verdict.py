@@ -94,16 +94,13 @@ def parse(text: bytes) -> NodeVerdict | None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     lists = (verdict.reasons, verdict.ok, verdict.na)
+    words = (verdict.boot_id, verdict.policy_digest, verdict.node, verdict.version)
     is_valid = (
         type(verdict.time) in (int, float)
         and 0 <= verdict.time < _LATEST_S
-        and all(
-            isinstance(text, str)
-            for text in (verdict.boot_id, verdict.policy_digest, verdict.node, verdict.version)
-        )
         and isinstance(verdict.go, bool)
         and all(isinstance(values, (list, tuple)) for values in (*lists, verdict.results))
-        and all(isinstance(text, str) for values in lists for text in values)
+        and all(isinstance(text, str) for values in (words, *lists) for text in values)
         and all(CHECK.fullmatch(check) for check in (*verdict.ok, *verdict.na))
         and all(map(_is_valid_row, verdict.results))
         # There are reasons exactly if it is a no-go.
@@ -111,32 +108,27 @@ def parse(text: bytes) -> NodeVerdict | None:
     )
     if not is_valid:
         return None
-    fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
-    }
+    values = ((key, tuple(v) if isinstance(v, list) else v) for key, v in data.items())
+    fields: dict[str, Any] = dict(values)
     return NodeVerdict(**fields)
 
 
 def _is_valid_row(row: Any) -> bool:
+    if not isinstance(row, dict):
+        return False
+    actions = row.get("actions", [])
     return (
-        isinstance(row, dict)
-        and all(
-            isinstance(value, str) if key in _ROW else key == "actions" and _is_actions(value)
-            for key, value in row.items()
-        )
+        row.keys() <= {*_ROW, "actions"}
+        and all(isinstance(row[key], str) for key in row.keys() - {"actions"})
+        and isinstance(actions, list)
+        and all(isinstance(action, str) and action in ACTIONS for action in actions)
         and row.get("status") in LISTED
         and row.get("severity", "") in (*SEVERITIES, "")
         and bool(CHECK.fullmatch(row.get("check", "")))
     )
 
 
-def _is_actions(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(action, str) and action in ACTIONS for action in value
-    )
-
-
-def listed_fields(results: Iterable[Result]) -> dict[str, tuple[Any, ...]]:
+def listed_fields(results: Iterable[Result]) -> dict[str, Any]:
     """The fields `results`, `ok` and `na` of a verdict. Texts may be left out, never a status."""
     fields: dict[str, list[Any]] = {"results": [], "ok": [], "na": []}
     remaining_bytes = _MAX_RESULT_BYTES
@@ -235,7 +227,6 @@ LOCK = "/run/nodeready"
 
 def keep(verdict: NodeVerdict, directory: str, max_age_s: float) -> None:
     """Write the verdict into the directory, within WRITE_S even if the file server hangs.
-
     max_age_s: an older verdict of another machine is replaced
     Raises SourceError, OSError.
     """
@@ -250,10 +241,9 @@ def keep(verdict: NodeVerdict, directory: str, max_age_s: float) -> None:
     def write(send: Send) -> None:
         other = twin(path, verdict, max_age_s, time.clock_gettime(time.CLOCK_BOOTTIME))
         if other is not None:
-            raise SourceError(
-                f"{path}: another machine wrote it {span(max(0.0, verdict.time - other.time))} "
-                "ago: two have this host name"
-            )
+            age = span(max(0.0, verdict.time - other.time))
+            reason = f"another machine wrote it {age} ago: two have this host name"
+            raise SourceError(f"{path}: {reason}")
         write_atomically(path, [verdict.text()], 0o644, keep_mode=False)
 
     import fcntl
