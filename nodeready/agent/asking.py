@@ -91,8 +91,7 @@ class Answer:
         if self.gap is not None:
             return self.gap.reason
         lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
-        own_lines = [line for line in lines if line.startswith("nodeready: ")]
-        if own_lines:
+        if own_lines := [line for line in lines if line.startswith("nodeready: ")]:
             return own_lines[-1].removeprefix("nodeready: ")
         if lines:
             return lines[-1]
@@ -133,16 +132,12 @@ def answer_of(outcome: Outcome[Answer]) -> Answer:
 
 
 class Exchange(Generic[ResultT]):
-    """The state of a conversation. A bug in its code becomes a gap of its node.
-
-    request: the question that waits for its answer
-    is_over: the conversation has ended with ``outcome``
-    """
+    """The state of a conversation. A bug in its code becomes a gap of its node."""
 
     def __init__(self, key: Key, conversation: Conversation[ResultT]) -> None:
         self._conversation, self._has_begun = conversation, False
-        self.request: Request | None = None
-        self.is_over = False
+        self.request: Request | None = None  # the question that waits for its answer
+        self.is_over = False  # the conversation has ended with ``outcome``
         self.outcome: Outcome[ResultT] = Outcome(node_of(key))
 
     def start(self) -> None:
@@ -159,8 +154,7 @@ class Exchange(Generic[ResultT]):
         try:
             self.request = advance()
         except StopIteration as end:
-            value = end.value
-            self._end(value, value.gap if isinstance(value, Answer) else None)
+            self._end(end.value, end.value.gap if isinstance(end.value, Answer) else None)
         except GapError as end:
             self._end(gap=end.gap)
         except Exception as error:  # noqa: BLE001 - our bug fails only this node
@@ -375,7 +369,6 @@ def rows(
     answer: Answer, config: Any, kinds: Mapping[str, type[Any]], refused: list[str] | None = None
 ) -> list[Any]:
     """The rows of a node's program, as these dataclasses.
-
     refused: gets the reason of each invalid row, which is skipped
     Raises DecodeError for an answer that is too large and, without ``refused``, an invalid row.
     """

@@ -20,19 +20,12 @@ MAX_UNPACKED, _MAX_MEMORY = 1 << 30, 128 << 20
 #: Bytes that are read at a time.
 _BLOCK_BYTES = 1 << 20
 #: The first bytes of a compressed file -> the tool; of a file of files: their place, the command.
-_PACKED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-}
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _ARCHIVES = (
-    (b"PK\x03\x04", 0, "zip", "unzip"),
-    (b"ustar", 257, "tar", "tar -xf"),
-    (b"7z\xbc\xaf\x27\x1c", 0, "7z", "7z x"),
-    (b"\x04\x22\x4d\x18", 0, "lz4", "lz4 -d"),
+    (b"PK\x03\x04", 0, "zip", "unzip"), (b"ustar", 257, "tar", "tar -xf"),
+    (b"7z\xbc\xaf\x27\x1c", 0, "7z", "7z x"), (b"\x04\x22\x4d\x18", 0, "lz4", "lz4 -d"),
     (b"\x1f\x9d", 0, "compress", "uncompress"),
-)
+)  # fmt: skip
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 #: Control characters that no text has, and one part of how many characters they may be.
 _CONTROLS = bytes({*range(1, 32), 127} - {*b"\a\b\t\n\f\r\x1b"})

@@ -171,10 +171,8 @@ def read_ranks(
 
 
 def _text(row: bytes) -> str:
-    states = (
-        state[: 4 * _MAX_CHARACTERS].decode("utf-8", "replace") for state in row.split(b"\r")
-    )
-    return "\r".join(states)
+    states = (state[: 4 * _MAX_CHARACTERS] for state in row.split(b"\r"))
+    return "\r".join(state.decode("utf-8", "replace") for state in states)
 
 
 def _order(origin: LineOrigin) -> tuple[object, ...]:

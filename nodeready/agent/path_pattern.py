@@ -45,8 +45,7 @@ class _OwnedName:
 class PatternWalk:
     """Expands one pattern. A user's link leads only to directories that the user may enter."""
 
-    # called with each path without links before the path is used; raises OSError if the path must
-    # not be used
+    # called with each path without links before it is used; raises OSError if it must not be used
     touch: Callable[[str], None]
     blocked: Callable[[str], bool]  # whether ``**`` does not enter this directory
     # called with each path that could not be read, and the error

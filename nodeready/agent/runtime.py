@@ -122,19 +122,19 @@ class Watchdog:
 
     def _write_line(self, word: str) -> None:
         with contextlib.suppress(OSError):
-            os.write(self._write, word.encode())
+            os.write(self._write, f"{word}\n".encode())
 
     def add(self, pid: int) -> None:
         """Watch this process, which was started in a new session."""
-        self._write_line(f"+{pid}\n")
+        self._write_line(f"+{pid}")
 
     def remove(self, pid: int) -> None:
         """Forget this process, which has ended."""
-        self._write_line(f"-{pid}\n")
+        self._write_line(f"-{pid}")
 
     def close(self) -> None:
         """End the watchdog: every process has ended."""
-        self._write_line(f"{_OVER}\n")
+        self._write_line(_OVER)
         with contextlib.suppress(OSError):
             os.close(self._write)
         with contextlib.suppress(OSError):
@@ -249,9 +249,8 @@ def responds(canary: subprocess.Popen[bytes]) -> bool:
     try:
         canary.stdin.write(b".")
         canary.stdin.flush()
-        if not select.select([canary.stdout], [], [], 2)[0]:
-            return False
-        return os.read(canary.stdout.fileno(), 1) == b"."
+        ready = select.select([canary.stdout], [], [], 2)[0]
+        return bool(ready) and os.read(canary.stdout.fileno(), 1) == b"."
     except (OSError, ValueError):  # it has ended, or another thread ended it
         return False
 
@@ -299,13 +298,8 @@ class ProcessSupervisor:
         """Start a program in a new session, so that it can be ended with its children. Raises
         OSError if it cannot be started.
         """
-        settings = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "cwd": "/",
-            **how,
-        }
+        pipe = subprocess.PIPE
+        settings = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "cwd": "/", **how}
         with self._lock:
             if self._over:
                 raise OSError("ended")
@@ -414,9 +408,8 @@ class ProcessSupervisor:
         """Ask these processes to end, if they have a time for that, and wait so long. A process
         that ends keeps its pid, by which the processes that it started are found.
         """
-        running = [
-            process for process in processes if self._grace_s and process.returncode is None
-        ]
+        running = [process for process in processes if process.returncode is None]
+        running = running if self._grace_s else []
         until = time.monotonic() + self._grace_s
         for process in running:
             # Not process.terminate(), which waits for one that has ended, and so frees its pid.

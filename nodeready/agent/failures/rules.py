@@ -226,7 +226,6 @@ def find_row(
     rows: Rows, text: str, parts: Container[str] | None = None
 ) -> tuple[FailureRow, dict[str, str]] | None:
     """The first row that matches, and the named groups of its pattern.
-
     parts: reporters with an unfinished report, which a row that completes one needs; None: any
     """
     for needle, row in rows:
