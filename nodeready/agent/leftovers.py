@@ -44,8 +44,7 @@ class LeftoversConfig:
 class Leftover:
     """Something on a node that may be of an ended job."""
 
-    # process, mount, files, or job: one that Slurm has not ended yet
-    kind: wire.Name
+    kind: wire.Name  # process, mount, files, or job: one that Slurm has not ended yet
     # the command line of a process, a mount, the first of some files with their number
     text: wire.Line
     uid: wire.Uid  # of its owner
@@ -64,8 +63,7 @@ class Leftover:
     numbers: tuple[wire.Name, ...] = ()  # of a mount's path: one may be that of a job
     # what Slurm says of the job: CANCELLED, or empty: it does not know the job, or none is named
     job_state: wire.Name = ""
-    # ``--end-leftovers`` ends the process: Slurm says that its job is over
-    can_end: bool = False
+    can_end: bool = False  # ``--end-leftovers`` ends the process: Slurm says that its job is over
 
     @property
     def is_stuck(self) -> bool:
@@ -83,10 +81,8 @@ class NodeLeftovers:
 
 
 _MAX_FOUND, _MAX_TEXT = 1000, 400  # maximum leftovers in an answer, and characters of one text
-#: Maximum threads of a process and files of a directory that are read.
-_MAX_THREADS, _MAX_FILES = 1024, 65536
-#: The device files of GPUs (NVIDIA's, and those of ROCm).
-_GPU = re.compile(r"/dev/(nvidia\d+|kfd|dri/renderD\d+)")
+_MAX_THREADS, _MAX_FILES = 1024, 65536  # of a process; of a directory
+_GPU = re.compile(r"/dev/(nvidia\d+|kfd|dri/renderD\d+)")  # of NVIDIA and of ROCm
 #: File systems that a user's program serves say whose they are (mount.fuse3(8)).
 _FUSE_USER = re.compile(r"(?:^|,)user_id=(\d{1,10})\b")
 #: A number that stands alone in a path, as in /tmp/4711, job_4711 and ada.4711.
@@ -125,9 +121,7 @@ def find(deadline: float) -> NodeLeftovers:
 
 
 def _processes(scanned: Iterable[ScannedProcess], deadline: float) -> Iterator[Leftover]:
-    """The processes that name a job, and those of persons that wait in the kernel (state D) or
-    have a GPU.
-    """
+    """The processes that name a job, and those of persons in state D or with a GPU."""
     cgroup_jobs, jobs, threads = {}, {}, {}
     candidates = {process.pid: process for process in scanned}
     for pid, process in candidates.items():

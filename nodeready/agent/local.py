@@ -1,7 +1,6 @@
 """This machine, without any connection: the transport of ``--local`` and of the node's program.
 
-Only Python's standard library. Every command runs in a new session, and is waited for until its
-limit, never longer.
+Only Python's standard library. Every command runs in a new session, at most until its limit.
 """
 
 from __future__ import annotations
@@ -84,8 +83,7 @@ def sudo_error(stderr: str) -> tuple[str, str]:
 #: Maximum bytes of one line, and of all lines.
 _LINE_BYTES = 256 << 10
 _ALL_BYTES = 16 << 20
-#: Kept bytes of the lines without the mark, which may have the reason why the script ended.
-_NOISE_BYTES = 4 << 10
+_NOISE_BYTES = 4 << 10  # of lines without the mark, which may tell why the script ended
 READ_BYTES = 64 << 10  # maximum bytes of one read
 _LAST_S = 2.0  # seconds for the last output of a script that takes no more input
 SEND_S = 15.0  # maximum seconds to send a line, or to open a channel

@@ -117,8 +117,7 @@ def is_package(name: str) -> bool:
 
 # --- The program as one text, and the script that starts it.
 
-# Without a user's or a site's additions, and without writing compiled modules.
-_ISOLATED = "-I -S -B -c"
+_ISOLATED = "-I -S -B -c"  # without a user's or site's additions, and no compiled files
 
 # Reads the program from a file descriptor and runs it; what follows stays there, or becomes the
 # program's input. Its words: the descriptor, the size of the program's text, whether the

@@ -89,9 +89,7 @@ class JobNode:
 def observe_cores(
     supervisor: ProcessSupervisor, job: str, uid: int, age_s: float
 ) -> tuple[JobCore, ...]:
-    """The cores of the last `age_s` seconds that may be of the job.
-    job, uid: as in `observe_environment`
-    """
+    """The cores of the last `age_s` seconds that may be of the job; see `observe_environment`."""
     cores = []
     files = [file for file in listing((), age_s).files if uid < 0 or file.owner in (0, uid)]
     for file in files[:_MAX_CORES]:

@@ -186,8 +186,7 @@ class MountTable:
     """Finds the mount of a path without links, without using the path."""
 
     def __init__(self, rows: Iterable[MountRow]) -> None:
-        # Of two mounts at the same path, the later mount is visible.
-        self._rows = {row.path: row for row in rows}
+        self._rows = {row.path: row for row in rows}  # the later of two at a path is visible
 
     def mount_of(self, path: str) -> MountRow:
         """The mount that holds this absolute path without links."""

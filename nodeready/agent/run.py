@@ -352,8 +352,7 @@ class RankLogFile:
 
 class OutputChannel:
     """One stream of the child's output, which is copied to our own stream.
-    source: the descriptor to read it; closed if our stream has no reader, so that the child's
-            writes fail
+    source: to read it; closed if our stream has no reader, so that the child's writes fail
     """
 
     def __init__(self, source: int, target: int, prefix: bytes, log: RankLogFile) -> None:
@@ -559,10 +558,7 @@ def recorder_variables(
 
 
 def find_torch(command: str, environment: Mapping[str, str]) -> str:
-    """The directory of the PyTorch that COMMAND's Python would import; "": not found.
-
-    The Python is not started.
-    """
+    """The directory of the PyTorch that COMMAND's Python, not started, would import; "": none."""
     import glob
     import shutil
 
@@ -766,8 +762,7 @@ def _stream_id(fd: int) -> str:
 
 # --- In the job: the debugger of one rank.
 
-#: MSG_NOSIGNAL of send(2): the program may have given SIGPIPE its default action.
-_NO_SIGNAL = 0x4000
+_NO_SIGNAL = 0x4000  # MSG_NOSIGNAL of send(2): SIGPIPE may have its default action
 #: The variable with the rank to debug and the directory of its socket, ``RANK:DIRECTORY``.
 DEBUG = "NODEREADY_RUN_DEBUG"
 #: Interrupts the main thread (libraries do not use it); seconds until a main thread is in C.
@@ -1082,8 +1077,7 @@ class RankSupervisor:
             self._log.open(log_dir, stem, restart_of(self._environment))
         if torch := find_torch(self._options.command[0], self._environment):
             # PyTorch appends the rank. All ranks of a start share a directory, as PyTorch's
-            # analyser (torchfrtrace) needs it. Each start has another directory, so dumps are not
-            # overwritten.
+            # analyser (torchfrtrace) needs it. Each start has its own: no dump is overwritten.
             dumps = ""
             if self._log.path:
                 path = os.path.join(log_dir, f"recorder.{self._log.number}")

@@ -53,9 +53,7 @@ def _process_stat(pid: int) -> tuple[int, int, int]:
 
 
 def send_signal(pid: int, start: int, number: int = signal.SIGKILL) -> None:
-    """Signal the process with this start time (in ticks since boot), unless another has its pid
-    now. Raises OSError.
-    """
+    """Signal the process with this pid and this start in ticks since boot. Raises OSError."""
     handle = -1
     # Missing in some Pythons and before Linux 5.3. Then the pid may be reused before the signal.
     with contextlib.suppress(AttributeError, OSError):
@@ -467,11 +465,9 @@ def _read(
 
 # --- Work that may hang forever, in a fork that is then left behind.
 
-#: Sends plain data to the process that made the fork.
-Send = Callable[[Any], None]
+Send = Callable[[Any], None]  # sends plain data to the process that made the fork
 
-#: Maximum bytes of one message; a fork that sends a longer message is no longer read.
-_MAX_MESSAGE_BYTES = 64 << 20
+_MAX_MESSAGE_BYTES = 64 << 20  # maximum of a message; after a longer one a fork is not read
 
 
 class ForkedWorker:

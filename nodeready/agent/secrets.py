@@ -176,15 +176,13 @@ _KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"), "
 
 _MAX_CACHED = 4096  # maximum characters of a text whose result is cached
 
-#: The same texts repeat: 10,000 ranks have one command line.
-_redact = lru_cache(maxsize=65536)(partial(redact, ""))
+_redact = lru_cache(maxsize=65536)(partial(redact, ""))  # 10,000 ranks have one command line
 
 
 def redacted(value: Value) -> Value:
     """The same value with `redact` applied to all texts in it: a dataclass, or plain data.
 
-    The whole value of a key that names a secret is replaced. No text becomes longer than it was,
-    or than `LEFT_OUT`.
+    A value whose key names a secret is replaced. No text gets longer than it was, or `LEFT_OUT`.
     """
     return _redacted(value)  # type: ignore[no-any-return]
 

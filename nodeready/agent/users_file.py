@@ -370,8 +370,7 @@ def open_regular(
     path:       without links (`Resolved`)
     owner:      of the links that led to the file, with whose rights it is opened; None: the
                 rights of the file's owner are used
-    hard_links: also open a file, unless it is root's, whose name may be a hard link by a user
-                other than its owner
+    hard_links: also open a file, unless it is root's, whose name may be another user's hard link
 
     Raises OSError; FileRefused for other files, which are not opened.
     """

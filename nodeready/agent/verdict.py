@@ -43,8 +43,7 @@ _ROW = ("check", "status", "expected", "actual", "source", "fix", "owner", "seve
 _SHORT = ("check", "status", "owner", "severity", "actions")  # without the texts
 _LATEST_S = 1e11  # the latest time of a verdict that makes sense, in seconds since 1970
 
-#: The fields of a Result that are not empty; `actions` is a list.
-Row = Mapping[str, Any]
+Row = Mapping[str, Any]  # the fields of a Result that are not empty; `actions` is a list
 
 
 @dataclass(frozen=True)
@@ -58,16 +57,14 @@ class NodeVerdict:
     reasons: tuple[str, ...] = ()  # why the node may get no job, a short line each
     node: str = ""  # the node's own host name
     version: str = ""  # of the nodeready that judged; "": a version that wrote no results
-    # with a status of LISTED, and the fields of a Result that are not empty
-    results: tuple[Row, ...] = ()
+    results: tuple[Row, ...] = ()  # those of LISTED, without empty fields
     ok: tuple[str, ...] = ()  # the ids of the checks that passed, and of those that do not apply
     na: tuple[str, ...] = ()  # likewise
 
     @property
     def costed_reasons(self) -> tuple[str, ...]:
         """The reasons, after what the worst one costs a job, and the first action against it:
-        ``loses job, reset GPU: gpus.ecc_errors: 2 uncorrectable``, and ``loses job? inspect: …``
-        for what is unknown.
+        ``loses job, reset GPU: gpus.ecc_errors: 2 uncorrectable``; if unknown ``loses job? …``.
         """
         stopping = [row for row in self.results if row["status"] in ("fail", "unknown")]
         if self.go or not stopping:
@@ -159,8 +156,7 @@ class SourceError(Exception):
     """A verdict could not be kept, or the verdicts could not be collected; one line."""
 
 
-#: Sends plain data from the process that does the work.
-Send = Callable[[Any], None]
+Send = Callable[[Any], None]  # sends plain data from the process that does the work
 
 
 def _reported(work: Callable[[Send], None], send: Send) -> None:
@@ -221,8 +217,7 @@ def _close(number: int) -> None:
 
 MAX_BYTES = 64 << 10  # maximum bytes of a verdict's file; `listed_fields` stays below
 WRITE_S = 10.0  # seconds that a node waits for its file server
-#: A write that hangs keeps this directory locked, so that later writes fail and do not hang.
-LOCK = "/run/nodeready"
+LOCK = "/run/nodeready"  # a hanging write keeps it locked, so that later writes fail at once
 
 
 def keep(verdict: NodeVerdict, directory: str, max_age_s: float) -> None:
@@ -285,9 +280,7 @@ def twin(
 def read_file(
     directory: int, name: str, owners: frozenset[int] | None = None
 ) -> tuple[str, bytes]:
-    """Why the file is refused, or "", and its content. Raises OSError.
-    directory: a file descriptor
-    """
+    """Why a file of this open directory is refused, or "", and its content. Raises OSError."""
     path_descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         status = os.fstat(path_descriptor)

@@ -18,8 +18,7 @@ from nodeready.agent.users_file import ROOT, Resolved
 # --- A pattern expanded: the path of a core.
 
 UNKNOWN = "\0"  # replaces a value that only the kernel knows: a pid in an outer namespace, the CPU
-#: All specifiers of Linux 6.16; the kernel drops any other specifier.
-SPECIFIERS = frozenset("cCdeEFghiIpPstu")
+SPECIFIERS = frozenset("cCdeEFghiIpPstu")  # of Linux 6.16; the kernel drops all others
 # The kernel removes slashes and dots from these values, so they lead into no other directory.
 _NAMES = frozenset("eEh")
 
@@ -150,8 +149,7 @@ class CorePlace:
         """The existing directories of the pattern. Raises OSError if none exists.
 
         Only directories of the pattern are listed. Any user may have created a directory with a
-        value in its name: such a link is not followed, and of too many directories each user's
-        newest are taken.
+        value in its name: such a link is not followed; of too many, each user's newest are taken.
         """
         first, *parts = self._parts()
         if first or not parts:
@@ -228,8 +226,7 @@ def _regex(part: str) -> re.Pattern[str]:
     text, position, keywords = "", 0, set[str]()
     for mark in _MARK.finditer(part):
         letter = mark[1]
-        # The kernel's or systemd's maximum (\\x20 for a byte), so that no name takes long to
-        # match.
+        # The kernel's or systemd's maximum (\\x20 for a byte): no name takes long to match.
         kind = "[0-9]{1,20}" if letter in _NUMBERS else f".{{0,{_MAX_LENGTHS.get(letter, 255)}}}"
         group = f"(?:{kind})" if letter in keywords else f"(?P<{letter}>{kind})"
         text += re.escape(part[position : mark.start()]) + group

@@ -121,8 +121,7 @@ def core_bytes(smaps: Iterable[str]) -> int:
     """The bytes of memory that gdb copies, from the lines of /proc/PID/smaps (proc(5)).
 
     By the default of coredump_filter (core(5)) it is all memory that is no copy of a file, even
-    if it is unreadable or unused. Memory marked as not to be dumped (``dd``) and mapped devices
-    are excluded.
+    if it is unreadable or unused, without mapped devices and memory not to be dumped (``dd``).
     """
     total = size = 0
     for row in smaps:
@@ -353,9 +352,7 @@ def _gdb_command(target: DumpTarget) -> list[str]:
 
 
 def _hold_problem(target: DumpTarget, session: int) -> str:
-    """Why gdb may not write, one line; "": it holds every thread, and the rights are the same.
-    session: of gdb
-    """
+    """Why gdb may not write; "": it holds every thread, with the same rights. session: of gdb"""
     pid = target.pid
     with contextlib.suppress(OSError):
         threads = _threads(pid)

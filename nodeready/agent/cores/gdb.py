@@ -166,8 +166,7 @@ TEXT = 1 << 20  # maximum bytes of gdb's output that are kept
 #: The headings in gdb's output, by which `nodeready.runs.cores` reads it.
 CRASHED, EVERY, PYTHON = "== the thread of the signal", "== every thread", "== Python"
 
-# Bytes that gdb may write: gdb writes nothing, but the site's wrapper may keep a log.
-_WRITTEN_BYTES = 1 << 20
+_WRITTEN_BYTES = 1 << 20  # that gdb may write: nothing, but the site's wrapper may keep a log
 _MIN_MEMORY, _MAX_MEMORY = 2 << 30, 16 << 30
 
 # A frame whose function is known.
@@ -200,9 +199,7 @@ def environment() -> dict[str, str]:
 def words(
     gdb: str, core: str, program: str, commands: tuple[str, ...], guards: tuple[str, ...] = GUARDS
 ) -> list[str]:
-    """The words that start gdb in batch mode, without start-up files and prompts.
-    program: its path; "": it is not known
-    """
+    """The words for gdb in batch mode, without start-up files. program: its path; "": unknown"""
     argv = [gdb, "-batch", "-nx"]
     for line in guards:
         argv += ["-iex", line]

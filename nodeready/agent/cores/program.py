@@ -34,8 +34,7 @@ from nodeready.subjects.proof.facts import PROGRAM
 # --- The core files of a node, by their names in the few directories of the kernel.
 #
 # Any user may write to a core directory. Each directory is listed in a fork, and no file is
-# opened. If there are too many files, each user's newest files are listed, so no user can hide
-# another's.
+# opened. Of too many files, each user's newest are listed, so no user can hide another's.
 
 LISTED = 1000  # maximum files that are listed; any further files are only counted
 _KEPT = 20_000  # maximum files that are kept while a directory is read
@@ -263,12 +262,10 @@ class CoreSummary:
     """The notes of one core, and its backtrace by gdb."""
 
     number: wire.Count  # the core's index in ``selected``
-    # why there is no backtrace, and what to do, one line; "": there is a backtrace
-    unread: wire.Line = ""
+    unread: wire.Line = ""  # why there is no backtrace, and what to do; "": there is one
     warning: wire.Line = ""  # why the backtrace is doubtful, one line
     whole_bytes: int | None = None  # the size by the core's program headers; None: not known
-    # in the process's own namespace; None here and below: the core does not tell
-    pid: int | None = None
+    pid: int | None = None  # in its own namespace; None here and below: the core does not tell
     signal: int | None = None  # that ended the process; 0: none, it is a copy of a live process
     uid: int | None = None  # the file's owner; the user in the notes, if root owns the file
     user: wire.Name = ""  # likewise
@@ -290,8 +287,7 @@ class ReadTotals:
 
     read_count: wire.Count  # cores that were read
     unread_count: wire.Count  # cores beyond ``maximum``
-    # cores that were left out because they do not tell their job
-    unknown_job_count: wire.Count = 0
+    unknown_job_count: wire.Count = 0  # left out because they do not tell their job
 
 
 # --- The work.
@@ -360,8 +356,7 @@ def _read(supervisor: ProcessSupervisor, config: CoresConfig, number: int) -> Co
 
 # --- One core: its file opened, and its notes read, in a fork.
 
-#: The fork's wall-clock seconds, CPU seconds and memory.
-_READ_S, _READ_CPU_S, _READ_MEMORY = 20.0, 15, 1 << 30
+_READ_S, _READ_CPU_S, _READ_MEMORY = 20.0, 15, 1 << 30  # the fork's seconds, of CPU, memory
 #: Maximum files that a core names and that are checked.
 _NAMES = 10_000
 _TOO_COSTLY = "not read: it takes more time or memory than a core may"

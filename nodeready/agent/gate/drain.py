@@ -42,15 +42,13 @@ if TYPE_CHECKING:
     from nodeready.core.result import Result
 
 _REASON_LENGTH = 200  # maximum characters of a reason: sinfo -R and mails show it in one line
-#: Seconds for one answer of slurmctld; Slurm's own MessageTimeout is 10 by default.
-SCONTROL_S = 5.0
+SCONTROL_S = 5.0  # seconds for one answer of slurmctld; Slurm's own MessageTimeout is 10
 #: The beginnings of states in which a node gets no jobs already, for another reason.
 _NO_JOBS_STATES = ("DOWN", "FAIL", "FUTURE", "POWER", "REBOOT", "UNKNOWN")
 #: Maximum seconds of a random delay before a node asks for all nodes. Of nodes that fail in one
 #: moment, the later ones see that the earlier ones have filled the share, and do not drain at all.
 _SPREAD_S = 1.5
-#: Seconds between the drain and the second look: more than slurmctld's whole second.
-_SECOND_LOOK_S = 1.1
+_SECOND_LOOK_S = 1.1  # seconds from the drain to the second look: over slurmctld's whole second
 #: Seconds that must be left for a drain to begin: the second look, and two answers of slurmctld.
 _CONCLUDE_S = _SECOND_LOOK_S + 1.5
 
@@ -121,9 +119,7 @@ def reason_of(reasons: Sequence[str]) -> str:
 
 
 def _reason_key(reason: str) -> tuple[str, ...]:
-    """The check that a reason of nodeready names, with the words before it, and the number of
-    further reasons.
-    """
+    """The check that a reason of nodeready names, the words before it, and how many follow."""
     match = re.match(rf"{PREFIX} (.*?[a-z0-9_]\.[a-z0-9_]+):.*?(\(and \d+ more\))?$", reason)
     return (match[1], match[2] or "") if match else (reason,)
 

@@ -100,8 +100,7 @@ def write(verdict: NodeVerdict, path: str = PATH) -> None:
 
 #: Characters of one reason, and of all together: Slurm and a log show them on one line.
 _REASON, _LENGTH = 160, 1000
-#: Seconds of the prolog's budget that are for scontrol, at most a fourth of the budget.
-_SLURM_S = 2.5
+_SLURM_S = 2.5  # seconds of the prolog's budget for scontrol, at most a fourth of it
 #: Seconds that scontrol may take beyond the budget; slurm-prolog ends this program 5 s after the
 #: budget.
 _LATE_S = 4.0

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 #: The subjects that a node observes of itself.
 LOCAL_SUBJECTS = tuple(name for name in LOOKED_AT if SUBJECTS[name].judged_on_node)
 LIMIT_S = 60  # seconds for an audit without `--timeout`
-#: Seconds at the end of a limit for checks and reports, at most a fourth of the limit.
-_RESERVE_S = 1.0
+_RESERVE_S = 1.0  # seconds at the end of a limit for checks and reports, at most a fourth of it
 #: Seconds between the limit of a section and that of the snapshot. No network delays the answer,
 #: so one second is enough; each further second would take time from the probes of a busy node.
 _MARGIN_S = 1
@@ -80,8 +79,7 @@ def audit(
     subjects = [name for name in selection.subjects if name in LOCAL_SUBJECTS]
     transport = Local()
     (name,) = transport.nodes
-    # The script gets a shorter limit than its request, so that it can end a slow probe and still
-    # answer.
+    # The script's limit is shorter than its request's: it can end a slow probe and still answer.
     question = snapshot_question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
     longer = replace(question.request, limit_s=question.request.limit_s + 1)
     requests: dict[Key, Request] = {"snapshot": longer}

@@ -24,8 +24,7 @@ from nodeready.subjects.proof import facts
 
 # --- One tool on one canary: how the tool ended, and the state in which it left its target.
 
-#: Bit of CAP_SYS_PTRACE in the sets of /proc/PID/status (capabilities(7)).
-_CAP_SYS_PTRACE = 1 << 19
+_CAP_SYS_PTRACE = 1 << 19  # CAP_SYS_PTRACE in the sets of /proc/PID/status (capabilities(7))
 # How py-spy, gdb and strace report EPERM and EACCES.
 _REFUSED = re.compile(r"permission denied|not permitted|\bEPERM\b|\bEACCES\b|os error 13?\b", re.I)
 
@@ -132,8 +131,7 @@ def _no_calls(ended: runtime.Ended) -> str:
 _PY_SPY = {
     "blocking": DebuggerTool("dump --json --pid {pid}", 10, _stack_error),
     "nonblocking": DebuggerTool("dump --json --nonblocking --pid {pid}", 10, _stack_error),
-    # Unwinding native frames reads the symbols of all libraries: up to 14 s cold on a torch
-    # process.
+    # Unwinding native frames reads the symbols of all libraries: up to 14 s cold for torch.
     "native": DebuggerTool("dump --json --native --pid {pid}", 25, _stack_error),
 }
 # gdb reads the symbols of Python and of all its libraries first, and the system's start-up files,
@@ -182,8 +180,7 @@ def _try_all(
             except OSError as problem:
                 return str(problem), attempts
             try:
-                # A process in state D to which gdb attaches stays stopped forever when gdb is
-                # killed.
+                # A process in state D stays stopped forever if gdb is killed while it attaches.
                 if tool is not _GDB or runtime.status(canary.pid).state != "D":
                     argv = [program, *tool.words.format(pid=canary.pid).split()]
                     on_output = _interrupt_when_seen(canary) if tool is _STRACE else None

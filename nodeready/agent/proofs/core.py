@@ -27,8 +27,7 @@ from nodeready.subjects.proof import facts
 
 # --- The canary's core file: found among other cores, measured, removed.
 
-# The kernel writes the program headers, then the command line of the crashed process.
-_HEAD_BYTES = 65536
+_HEAD_BYTES = 65536  # the program headers, then the command line of the crashed process
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,7 @@ class Mark:
 
 def find_core(path: str, mark: Mark, *, named: bool) -> CanaryCore | None:
     """The file at ``path`` if it is our canary's core; None for any other file, and for a link.
-    named: the file's name has the canary's pid, so it is ours even if it was cut off before the
-           command line
+    named: its name has the canary's pid, so it is ours even if it lacks the command line
     """
     try:
         if stat.S_ISLNK(os.lstat(path).st_mode):
@@ -133,8 +131,7 @@ class CrashCanary:
         self._uses_pid = bool(first_number("/proc/sys/kernel/core_uses_pid"))
         self._values: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        # The end by time.time() and by time.monotonic().
-        self._ended: tuple[float, float] | None = None
+        self._ended: tuple[float, float] | None = None  # by time.time(), and time.monotonic()
 
     def begin(self) -> None:
         """Start the shell. Raises OSError if it does not start."""
@@ -209,8 +206,7 @@ class CrashCanary:
     def _seconds(self) -> list[int]:
         """The seconds since the epoch in which the core can have been dumped. If the clock was set
         meanwhile, these are the seconds after the start by the old clock and those before the end
-        by the new one. One second more on both sides, because the kernel's coarse clock is a
-        little behind.
+        by the new one. One second more on both sides: the kernel's coarse clock is behind.
         """
         until, until_s = self._ended or (time.time(), time.monotonic())
         first, last = int(self.mark.since) - 1, int(until) + 1
@@ -324,9 +320,7 @@ def _directory(path: str) -> facts.CoreDirectory | None:
 def _backtrace(
     supervisor: ProcessSupervisor, path: str, program: str, core: CanaryCore
 ) -> tuple[int, str]:
-    """The number of frames that gdb reads from a core, and gdb's error if it reads none.
-    path: of gdb
-    """
+    """How many frames the gdb at this path reads from a core, and its error if it reads none."""
     try:
         number, status = open_regular(follow(ROOT, core.path).path)
     except OSError as problem:

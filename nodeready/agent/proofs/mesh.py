@@ -36,8 +36,7 @@ from nodeready.subjects.proof.facts import Busy, ProofConfig
 # --- Listeners on the job's ports, which are plain sockets as the job opens them. Their token
 # distinguishes them from other programs.
 
-#: Seconds after which a busy port is tried once more: a connection that ends may hold it.
-_AGAIN_S = 0.5
+_AGAIN_S = 0.5  # seconds until a busy port is tried again: an ending connection may hold it
 OPEN_S = 5.0  # maximum seconds of a connection that is not welcome
 #: The queue of a listener. A connection that finds it full tries again after a second, and looks
 #: slow.
@@ -45,9 +44,7 @@ _BACKLOG = 1024
 
 
 def listener(port: int) -> socket.socket:
-    """Listen as torchrun's TCPStore does: on all addresses of IPv4, and of IPv6 if it is enabled.
-    Raises OSError.
-    """
+    """Listen as torchrun's TCPStore does: on all IPv4, and IPv6 if enabled. Raises OSError."""
     try:
         return _listening_socket(socket.AF_INET6, "::", port)
     except OSError as problem:
@@ -100,8 +97,7 @@ class MeshListeners:
         self.sockets: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
         self._guests: dict[socket.socket, Guest] = {}
-        # Held while a thread changes the listeners, or works on a connection.
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held to change listeners, or to use a connection
         if errors := self.listen(ports):
             time.sleep(_AGAIN_S)
             errors = self.listen(errors)
@@ -185,13 +181,11 @@ class MeshListeners:
 OK, REFUSED, TIMEOUT, UNREACHABLE = "ok", "refused", "timeout", "unreachable"
 FOREIGN, SILENT, FAILED, SKIPPED = "foreign", "silent", "failed", "skipped"
 
-#: A SYN is sent again after 1 s (RFC 6298, section 2), so a single lost SYN is no time-out.
-CONNECT_S = 1.5
+CONNECT_S = 1.5  # a lost SYN is no time-out: it is sent again after 1 s (RFC 6298, section 2)
 #: Seconds for the token; longer, because the target's program may be busy after its kernel
 #: answered.
 TOKEN_S = 3.0
-#: After this number of time-outs in a row, from the first port on, no further port is tried.
-MAX_TIMEOUTS = 3
+MAX_TIMEOUTS = 3  # after these time-outs in a row from the first port on, no port is tried
 
 
 @dataclass(frozen=True)
@@ -203,8 +197,7 @@ class Listening:
     busy: tuple[Busy, ...]
     addresses: tuple[wire.Name, ...]  # the node's own, without loopback and link-local addresses
     host: wire.Name = ""  # the node's host name
-    # the host name's addresses on the node itself, in the resolver's order
-    resolved: tuple[wire.Name, ...] = ()
+    resolved: tuple[wire.Name, ...] = ()  # the host name's on the node itself, in order
     error: wire.Line = ""  # why the host name has no address
 
 
@@ -214,8 +207,7 @@ class Try:
 
     port: wire.Port
     # ``ok``; ``refused``; ``timeout``; ``unreachable``; ``foreign``: other data than the token
-    # came, or the end; ``silent``: no data came; ``failed``; ``skipped``: not tried after
-    # time-outs
+    # came, or the end; ``silent``: none came; ``failed``; ``skipped``: not tried after time-outs
     outcome: wire.Name
     ms: float  # the handshake; 0: there was none
     error: wire.Line  # the kernel's; "" if the outcome is enough
@@ -230,8 +222,7 @@ class MeshRound:
     # the addresses of the target's name on this node, in the resolver's order
     resolved: tuple[wire.Name, ...]
     error: wire.Line  # why the name has no address
-    # of the connection: the first resolved address that is the target's own; "": none is
-    address: wire.Name
+    address: wire.Name  # the first resolved one that is the target's own; "": none is
     tries: tuple[Try, ...]  # fewer than ports when the round's time was over
     accepted_count: wire.Count  # connections that our listeners have accepted since their start
     host_resolved: tuple[wire.Name, ...] = ()  # as resolved and error, of the target's host name
@@ -408,8 +399,7 @@ def answer_requests(
     end: Callable[[], object] = lambda: None,
 ) -> NoReturn:
     """Print an answer to each line of the standard input, a JSON object, under this name; first
-    what ``start`` returns. The end of the input ends the process, even in the middle of an answer.
-    end: called before
+    what ``start`` returns. The input's end calls ``end`` and ends the process, even in an answer.
     """
     requests: queue.Queue[str] = queue.Queue()
 

@@ -41,8 +41,7 @@ from nodeready.subjects.proof import facts
 # --- The proof that ssh and pdsh work from this node to its peers, in the user's own session.
 
 CONNECT_S = 5  # seconds for a connection, up to the banner of the peer's sshd
-#: Seconds for a login and its command: PAM, a name service, a home directory on the network.
-_COMMAND_S = 10
+_COMMAND_S = 10  # seconds for a login and its command: PAM, a name service, an NFS home
 AT_ONCE = 4  # maximum handshakes at once: each costs both nodes about 100 ms of CPU
 _COMMAND = "uname -n"  # not `hostname`, which prints the same: minimal images lack it
 # A shared connection proves nothing about the next connection, and its master would stay.
@@ -406,8 +405,7 @@ _PROVE: dict[str, Callable[[ProcessSupervisor, facts.ProofConfig], Any]] = {
     "core": core.prove, "resources": prove_resources, "peers": prove,
 }  # fmt: skip
 
-#: Minimum time limit for a login: a shorter one would count slow logins as hangs.
-_LOGIN_S = 5
+_LOGIN_S = 5  # minimum time limit for a login: a shorter one would count slow logins as hangs
 
 
 class _ProofRun:
@@ -467,8 +465,7 @@ class _ProofRun:
 
     def _in_own_session(self, *, inside: bool) -> None:
         """The proofs in this session.
-        inside: another nodeready program opened the session, and observes how the node opens
-                sessions
+        inside: another nodeready program opened it, and observes how the node opens sessions
         """
         config, uid = self._config, os.geteuid()
         login, error = user_name(uid), ""

@@ -38,8 +38,7 @@ from nodeready.subjects.proof import facts
 # The limits of `facts.SessionLimits` in /proc/PID/limits. prlimit() shows them only to a process
 # that may trace PID.
 _ITEMS = ("Max core file size", "Max locked memory", "Max open files")
-# Bit of CAP_SYS_RESOURCE (capabilities(7)), the right to raise a hard limit.
-_CAP_SYS_RESOURCE = 1 << 24
+_CAP_SYS_RESOURCE = 1 << 24  # CAP_SYS_RESOURCE (capabilities(7)): to raise a hard limit
 
 
 def _parse_limits(text: str) -> tuple[tuple[facts.Limit, ...], tuple[int, ...]]:
@@ -288,8 +287,7 @@ def _caller_of_sudo() -> int | None:
 # --- The same node by ssh, as the user.
 
 _MAIN = "nodeready.agent.proofs.program"
-#: Seconds for sshd to accept the connection; seconds from the login to our program.
-_CONNECT_S, _BEGIN_S = 5, 12
+_CONNECT_S, _BEGIN_S = 5, 12  # seconds for sshd to accept; from the login to our program
 _SESSION_S = 40  # seconds for all proofs in one session: a login, a dump by py-spy, a core
 # The user's key and name for this node are used. proof.ssh judges the host key. Only the node
 # itself is contacted: without a proxy, another connection or a new known host.

@@ -111,8 +111,7 @@ _BOOT = (
 #: Maximum seconds for the import of torch, which takes a minute from a network's disk; and its
 #: maximum part of the whole time.
 _IMPORT_S, _IMPORT_SHARE = 90.0, 0.5
-#: Seconds after a test's limit in which the job's Python must answer; then it is killed.
-_GRACE_S = 0.6
+_GRACE_S = 0.6  # seconds after a limit for the job's Python to answer; then it is killed
 _OUTPUT = 1 << 20  # bytes of a line that are kept
 
 
@@ -281,8 +280,7 @@ _PLACES = (
     "/opt/nccl-tests/build", "/usr/local/bin", "/usr/local/nccl-tests/build", "/opt/nccl-tests",
     "/opt/rccl-tests/build", "/opt/rccl-tests", "/opt/rocm/bin",
 )  # fmt: skip
-#: Repetitions of nccl-tests, and warm-up repetitions before them.
-_REPETITIONS, _WARM_UPS = 5, 2
+_REPETITIONS, _WARM_UPS = 5, 2  # repetitions of nccl-tests, and warm-up repetitions before them
 _VERSION = re.compile(r"^#? *([nr]ccl-tests)(?: version|: Version) (\S+)", re.M)
 _LIBRARY = re.compile(r"\b([nr])ccl-library=(\d+)")
 # size count type redop root (old versions have no root), then twice: time algbw busbw #wrong. The
@@ -406,8 +404,7 @@ class Engines:
             return self._run_vendor(order, stop)
         if order.engine != TORCH:
             return orders.failed_ranks(order, "start", f"no engine {order.engine}")
-        # On the head itself its name may resolve to a loopback address, as on Debian (127.0.1.1 in
-        # /etc/hosts).
+        # On the head its own name may be a loopback address, as on Debian (127.0.1.1, /etc/hosts).
         loopback = ("127.0.0.1", "127.0.1.1", "::1") if order.first == 0 else ()
         addresses = order.head.addresses + loopback
         if reason := name_problem(order.head.name, addresses, *resolve(order.head.name)):
@@ -436,9 +433,7 @@ class Engines:
     def _run_program(
         self, order: CollectiveOrder, stop: threading.Event, debug: int
     ) -> tuple[RankResult, ...]:
-        """Run nccl-tests. Raises EngineUnusable, RuntimeError.
-        debug: the descriptor of NCCL's file; -1: none
-        """
+        """Run nccl-tests. Raises EngineUnusable, RuntimeError. debug: of NCCL's file; -1: none"""
         began = time.monotonic()
         environment = {**os.environ, **self._config.variables}
         environment.update(torch_ranks.debug_variables(debug))

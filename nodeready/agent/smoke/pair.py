@@ -103,8 +103,7 @@ SILENT_S = 3.0  # A peer that sends no byte for these seconds is given up
 SLOW_S = 2.0
 _ECHOES = 50
 _REPEAT_S = 0.05  # seconds in which the large message is repeated: the best time counts
-#: Seconds for a connection: two lost packets of its handshake can be sent again.
-_CONNECT_S = 3.5
+_CONNECT_S = 3.5  # seconds for a connection: two lost packets of its handshake can be sent again
 _SLICE_S = 0.2  # seconds until the end of a test from outside is noticed
 
 

@@ -43,10 +43,8 @@ _ENVIRONMENT_S = 3.0  # seconds for the facts that decide about the job's variab
 #: Messages of the kernel and of PyTorch for a port that another process has (EADDRINUSE).
 _IN_USE = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 98\b")
 _TAKE_S = 0.3  # seconds for a rank's port to become free
-#: Seconds for the session to end by itself, with its logout by PAM, before it is killed.
-_LEAVE_S = 1.0
-#: A session's program ends this number of seconds before the program that started it.
-_SOONER_S = 2
+_LEAVE_S = 1.0  # seconds for the session to end by itself, with PAM's logout, before a kill
+_SOONER_S = 2  # A session's program ends this number of seconds before the program that started it
 _MAX_LIMIT_S = 24 * 3600  # the maximum of a test's limit
 _LONGEST = 128 << 10  # maximum characters of an answer: the ranks of a node, each with an error
 

@@ -42,8 +42,7 @@ from typing import Any
 
 KILL_S = 0.3  # seconds before the end of a test at which its ranks are killed
 AFTER_FAILURE_S = 2.0  # seconds for the remaining ranks of this node when one rank has failed
-#: Maximum seconds for a killed process to end, unless it hangs in the kernel.
-REAP_S = 0.6
+REAP_S = 0.6  # maximum seconds for a killed process to end, unless it hangs in the kernel
 COUNT_S = 25.0  # seconds for the driver to count its GPUs
 #: Seconds by which the store's time-out is shorter than the test, so that a rank can report
 #: missing ranks.
@@ -52,10 +51,8 @@ STORE_S = 1.0
 #: seconds between two of them, so that thousands of ranks are no flood.
 SILENT_S, CONNECT_S, AGAIN_S = 0.05, 3.0, 0.1
 SHARE = 0.2  # fraction of the test's time for the repetitions of the large all_reduce
-#: Maximum repetitions of the large all_reduce; repetitions of the small one.
-REPETITIONS, LATENCIES = 5, 5
-#: Maximum characters of an error; bytes of a rank's output that are kept.
-LONGEST, KEPT = 300, 32768
+REPETITIONS, LATENCIES = 5, 5  # maximum of the large all_reduce; of the small one
+LONGEST, KEPT = 300, 32768  # maximum characters of an error; kept bytes of an output
 #: Bytes of NCCL's lines that are read, at their beginning and at their end; the maximum lines that
 #: are sent, and characters of each.
 DEBUG_HEAD, DEBUG_TAIL, DEBUG_LINES, DEBUG_WIDTH = 256 << 10, 64 << 10, 64, 300

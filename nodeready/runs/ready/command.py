@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from nodeready.runs.ready.run import ReadyTask, WantedProofs
     from nodeready.subjects.proof.facts import ProvedCollective
 
-#: Seconds of the budget to end the processes that still run on the nodes, and to report.
-_RESERVE_S = 3
+_RESERVE_S = 3  # seconds of the budget to end what still runs on the nodes, and to report
 _PAUSE_S = 10  # seconds between two looks of ``--wait``
 
 

@@ -120,8 +120,7 @@ def _unseen(observed: Ports | Unknown, first: int, last: int) -> str:
     return "more sockets in the range than are looked at" if is_incomplete else ""
 
 
-#: (reason, ports) -> the nodes that exclude these ports.
-Objections = dict[tuple[str, Ranges], list[str]]
+Objections = dict[tuple[str, Ranges], list[str]]  # (reason, ports) -> those that exclude them
 
 
 def _objection_lines(groups: Objections, first: int, last: int) -> tuple[str, ...]:
@@ -144,8 +143,7 @@ def choose(observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range])
     ranges:   node -> the range of its policy; a port must be in all of them
 
     A free port has no listener, is no connection's local port, is open to any user, and no rule of
-    the packet filter drops it by its text. A node that could not be probed is named, and excludes
-    no port.
+    the packet filter drops it by its text. A node without a probe is named, and excludes no port.
     """
     first, last = max(r[0] for r in ranges.values()), min(r[1] for r in ranges.values())
     if first > last:

@@ -150,8 +150,7 @@ def own_name_cause(listening: program.Listening) -> str:
 
 # --- The results of all rounds, and the mesh of each node.
 
-#: More ports of a range than this are not tried: each is a listener and a connection per pair.
-MOST_PORTS = 32
+MOST_PORTS = 32  # of a range that are tried: each is a listener and a connection per pair
 
 _Edge = tuple[str, str]
 _Count = Counter[tuple[str, str]]  # counts by node and direction

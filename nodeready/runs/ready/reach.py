@@ -247,8 +247,7 @@ class ReachFinding:
 _Side = tuple[str, str]  # a node and the direction in which it takes part in an attempt
 _Edge = tuple[str, str]
 _Weight = tuple[int, bool, float]
-#: Node -> direction -> the failed attempts that it explains.
-_Named = dict[str, dict[str, list[_Edge]]]
+_Named = dict[str, dict[str, list[_Edge]]]  # node -> direction -> what it explains
 
 
 def attribute(attempts: Iterable[ReachAttempt]) -> list[ReachFinding]:
@@ -294,9 +293,7 @@ class _Greedy:
                     self.failing_of.setdefault(side, set()).add(edge)
 
     def _weight(self, side: _Side, named: _Named) -> _Weight | None:
-        """How well this side explains the remaining failures; smaller is better. None: it explains
-        none.
-        """
+        """How well this side explains what still fails; smaller is better. None: not at all."""
         failing, tried = len(self.failing_of.get(side, ())), self.count[side]
         is_named = side[0] in named
         if (failing >= 2 and 2 * failing >= tried) or (is_named and failing == tried > 0):

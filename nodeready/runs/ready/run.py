@@ -66,8 +66,7 @@ class ReadyTask:
     proofs: WantedProofs
     budget_s: int  # the user's budget, for messages
     deadline: float  # the moment of time.monotonic() at which everything has ended
-    # address -> its node by the inventory
-    inventory_addresses: Mapping[str, str] = field(default_factory=dict)
+    inventory_addresses: Mapping[str, str] = field(default_factory=dict)  # address -> its node
     # runs the smoke test of these nodes until the deadline
     collective: Callable[[tuple[str, ...]], Mapping[str, proof.ProvedCollective]] | None = None
     # node -> its earlier failures; None: no memory
@@ -225,9 +224,7 @@ class _Proving:
         tested: Mapping[str, Proved],
         measured: Mapping[str, RdmaBandwidth | Unknown],
     ) -> list[Outcome[Snapshot]]:
-        """The snapshots, each with the subject "proof": the node's proofs, and the proofs between
-        the nodes.
-        """
+        """The snapshots with the subject "proof": proofs of each node, and between the nodes."""
         task, snapshots, session = self.task, self.snapshots(), self.task.proofs.session
         observed = {o.node: o.value for o in self.results.values() if isinstance(o.value, Proved)}
         tried = {
@@ -275,12 +272,9 @@ def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:
 
 _MAIN = "nodeready.agent.proofs.mesh"  # the program on the node
 _START_S = 20  # seconds for the program to start on a node: a Python, and a disk that may be cold
-#: Seconds of a round on a node: the name, and time-outs of ports in the middle of the range.
-_ROUND_S = 8.0
-#: Seconds beyond that for the last connection of a round and the answer.
-_MORE_S = CONNECT_S + TOKEN_S + 1
-#: Seconds after the deadline for which the listeners stay: another program may take a free port.
-_LONGER_S = 5
+_ROUND_S = 8.0  # seconds of a round: the name, and time-outs of ports inside of the range
+_MORE_S = CONNECT_S + TOKEN_S + 1  # for the last connection of a round, and the answer
+_LONGER_S = 5  # seconds after the deadline for listeners: another program may take a free port
 
 
 def run_mesh(

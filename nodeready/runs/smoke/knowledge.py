@@ -41,8 +41,7 @@ class SmokeOutcome:
     ms: float = 0.0  # the slowest rank's; 0: unknown
     gbps: float = 0.0  # likewise
     lost: tuple[str, ...] = ()  # nodes whose connection ended: they are not tested again
-    # nodes that another user keeps from the test: not tested again, not suspected
-    barred: tuple[str, ...] = ()
+    barred: tuple[str, ...] = ()  # that another user keeps from the test, and no suspects
     # nodes that report an own fault (a rank that died at start, a wrong sum, a missing GPU): the
     # search begins with them, and tests each of them
     culprits: tuple[str, ...] = ()
@@ -90,8 +89,7 @@ class SmokeSuspect:
 @dataclass(frozen=True)
 class SearchResult:
     suspects: tuple[SmokeSuspect, ...]  # in the order of the inventory
-    # nodes that passed with other nodes (or alone, where there is one node)
-    passed: tuple[str, ...]
+    passed: tuple[str, ...]  # with other nodes, or alone where there is one node
     tests: int  # collective tests of several nodes
     rounds: int  # rounds of all kinds
     untested: tuple[str, ...] = ()  # nodes without a result
@@ -231,8 +229,7 @@ T = TypeVar("T")
 #: and 0.67.
 REPORT_SHARE, _MEDIAN_SHARE = 0.7, 0.58
 _CLEAR_SHARE = 0.4  # below this fraction, which is no noise, fewer retrials suffice
-#: Report a latency only if it is this number of milliseconds above that of the good nodes.
-NOISE_MS = 5.0
+NOISE_MS = 5.0  # minimum milliseconds above the good nodes' latency to report it
 _FEW_RETRIALS, _RETRIALS = 3, 6  # retrials if the result is clear, and in general
 
 
@@ -240,8 +237,7 @@ _FEW_RETRIALS, _RETRIALS = 3, 6  # retrials if the result is clear, and in gener
 class TrialRequest:
     purpose: Purpose
     nodes: tuple[str, ...]
-    # the number of good nodes to add; as many as needed for two nodes in any case
-    fillers: int = 0
+    fillers: int = 0  # good nodes to add; in any case enough for two nodes
     avoid: frozenset[str] = frozenset()  # nodes that must not be fillers
     gpus: tuple[int, ...] = ()  # the GPUs of the first node that take part; (): all
 

@@ -47,8 +47,7 @@ class EngineChoice:
     name: str = ""  # such as ``torch 2.13.0 over gloo``
     proves: str = ""  # what a pass proves
     single_node: Kind = ("", "")  # engine and backend of the tests of one node
-    # engine and backend of the control tests; None: not all nodes have a second engine
-    control: Kind | None = None
+    control: Kind | None = None  # of the control tests; None: not all nodes have a second one
     excluded: Mapping[str, str] = field(default_factory=dict)  # node -> why it cannot take part
     fallback_reason: str = ""  # why the best engine was not chosen; "": it was chosen
 
@@ -177,8 +176,7 @@ def limit_s(engine: str, backend: str, world: int, large: int, *, first: bool = 
 
     world: the number of ranks
     large: bytes of the all_reduce whose bandwidth counts
-    first: the node's first test with this engine, so libraries are read from a disk that may be
-           cold
+    first: the node's first test with this engine: libraries are read, perhaps from a cold disk
     """
     start_s = _ENGINE_START_S.get((engine, backend), _MAX_START_S) + (_COLD_S if first else 0.0)
     min_gbps = _MIN_GBPS["nccl" if backend == "nccl" else "tcp"]
@@ -335,13 +333,11 @@ _PROBE_S = 20
 _MIN_LEFT_S = 3.0  # the nodes are probed again only if these seconds remain
 
 _MAIN = "nodeready.agent.smoke.program"
-#: Seconds until the program's first line: a login, and PyTorch from a disk that may be cold.
-_START_S = 85.0
+_START_S = 85.0  # seconds until the program's first line: a login, PyTorch from a cold disk
 #: The last nodes to start get this multiple of the slowest start, and at least these seconds.
 _START_TIMES, _MIN_START_S = 4, 20.0
 _TICK_S = 0.2  # seconds between two checks for nodes that have started
-#: Seconds after the deadline at which listeners and ranks end, even if the connection does not.
-_LONGER_S = 5
+_LONGER_S = 5  # seconds after the deadline at which all ends, even if the connection does not
 
 Progress = Callable[[str, Iterable[str]], AbstractContextManager[Callable[[str], object]]]
 

@@ -25,16 +25,13 @@ from nodeready.runs.smoke.participants import Kind, Numbers, Participants
 #: Bytes of a collective with checked results, and of one with a measured bandwidth.
 _SMALL = 4 << 10
 _LARGE, _LARGE_GPU = 8 << 20, 256 << 20
-#: Bytes of a pair's large message in a sweep: a path only has to pass full packets.
-_LARGE_SWEEP = 1 << 20
+_LARGE_SWEEP = 1 << 20  # of a pair's large message in a sweep: a path has to pass full packets
 #: Seconds of a pair: its name (3 s), time-outs of three ports and a token (7.5 s), and the data.
 #: The minimum covers the name and the ports, however fast other pairs are.
 _PAIR_S, _MIN_PAIR_S = 14.0, 8.0
 
-#: Seconds beyond a test's limit for a node to end its ranks, and for the answer to arrive.
-_MARGIN_S = 6.0
-#: Seconds for the peers of a node that failed or is lost to report that they receive nothing more.
-_GRACE_S = 3.0
+_MARGIN_S = 6.0  # seconds after a test's limit to end its ranks, and for the answer to arrive
+_GRACE_S = 3.0  # seconds for the peers of a failed or lost node to report their silence
 #: A straggler gets this multiple of the time of half of its round's tests, or of earlier like
 #: tests, and at least these seconds; twice as long until most tests have passed.
 STRAGGLER_TIMES, MIN_TEST_S = 5, 3.0
@@ -78,9 +75,7 @@ class _TestRound:
     queues: list[Queue[tuple[str, _Answer]]] = field(default_factory=list)
 
     def count_pass(self) -> None:
-        """Count a test that passed. When half of them, and then most, have passed, the remaining
-        tests get a limit.
-        """
+        """Count a test that passed. After half of them, and after most, the rest get a limit."""
         self.passed += 1
         if not 2 * self.passed >= self.total > 1:
             return
@@ -141,9 +136,7 @@ class TestRounds:
         return _OrderedTest(test, likeness, world, limit_s, room_s < desired_s, ordered)
 
     def _order_pairs(self, test: Test, limit_s: float, is_cut: bool) -> _OrderedTest:
-        """A pair of the sweep; or a collective of pairs: every node sends to the next node, around
-        all nodes.
-        """
+        """A pair of the sweep; or a collective of pairs, a ring: each node sends to the next."""
         is_sweep = test.purpose == "sweep"
         targets = test.nodes[1:] if is_sweep else (*test.nodes[1:], test.nodes[0])
         edges = tuple(zip(test.nodes, targets, strict=False))

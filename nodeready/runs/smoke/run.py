@@ -272,9 +272,7 @@ class _SmokeRun:
         return self.rounds.ranks_of(Test(0, "alone", (name,)), self.nodes.choice.kind)[1]
 
     def control(self) -> None:
-        """Repeat failed tests with another engine on the same nodes, to distinguish a faulty
-        library from a faulty path.
-        """
+        """Repeat failed tests with another engine: is the library faulty, or the path?"""
         kind, lost = self.nodes.choice.control, {*self.channels.lost}
         if kind is None or self.stopped:
             return
@@ -474,8 +472,7 @@ def collective_proofs(smoke_report: document.SmokeReport) -> dict[str, ProvedCol
 
 # --- The run of `nodeready smoke`: the nodes of its options, and what the memory keeps of it.
 
-#: Seconds of the budget to end the processes that still run on the nodes, and to report.
-_RESERVE_S = 3
+_RESERVE_S = 3  # seconds of the budget to end what still runs on the nodes, and to report
 
 
 def run(

@@ -86,8 +86,7 @@ class _FaultSearch:
     full: bool
     knowledge: Knowledge
     tests_alone: bool
-    # Nodes that passed together; other nodes are tested beside them.
-    good: list[str] = field(default_factory=list)
+    good: list[str] = field(default_factory=list)  # passed together; others are tested beside
     # A good node -> the number of the group in which it passed.
     group_of: dict[str, int] = field(default_factory=dict)
     # The nodes of the largest group; the figures of a good group.
@@ -449,8 +448,7 @@ class _FaultSearch:
     def _majority(self, groups: list[list[str]]) -> Steps[list[list[str]]]:
         """The groups that pass with one of them, if they have most of the nodes; else none.
 
-        Each group passed by itself, so either part may be the faulty one: only a minority may be
-        suspected.
+        Each group passed by itself: either part may be faulty, and only a minority is suspected.
         """
         remaining = groups
         for _ in range(_MAX_BASES):
