@@ -262,7 +262,8 @@ class CoreSummary:
     """The notes of one core, and its backtrace by gdb."""
 
     number: wire.Count  # the core's index in ``selected``
-    unread: wire.Line = ""  # why there is no backtrace, and what to do; "": there is one
+    # why there is no backtrace, and what to do, one line; "": there is a backtrace
+    unread: wire.Line = ""
     warning: wire.Line = ""  # why the backtrace is doubtful, one line
     whole_bytes: int | None = None  # the size by the core's program headers; None: not known
     pid: int | None = None  # in its own namespace; None here and below: the core does not tell
