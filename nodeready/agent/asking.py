@@ -42,7 +42,7 @@ CONNECT_TIMEOUT_S = 15  # seconds: name, TCP, banner, authentication, channel
 #: TCP's own limit is 15 minutes.
 DEAD_AFTER_S, KEEPALIVE_S = 25, 5
 
-TIMED_OUT = (124, 137, None)  # of `timeout`: by TERM, by KILL, killed by its own KILL to all
+TIMED_OUT = (124, 137, None)  # rc of `timeout`: by TERM, by KILL, killed by its own KILL to all
 
 
 class TransportUnavailable(Refused):
@@ -103,7 +103,7 @@ def late(reached: bool = True) -> Gap:
 
 
 ResultT = TypeVar("ResultT")
-Conversation = Generator[Request, Answer, ResultT]  # to one node; returns a result
+Conversation = Generator[Request, Answer, ResultT]  # requests to one node; returns a result
 #: A conversation's name: the node, or the node and a word when there are several with one node.
 Key = Union[str, tuple[str, str]]
 #: Asks every named node one question, and returns every answer. The first argument names the

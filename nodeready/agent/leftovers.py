@@ -81,8 +81,8 @@ class NodeLeftovers:
 
 
 _MAX_FOUND, _MAX_TEXT = 1000, 400  # maximum leftovers in an answer, and characters of one text
-_MAX_THREADS, _MAX_FILES = 1024, 65536  # of a process; of a directory
-_GPU = re.compile(r"/dev/(nvidia\d+|kfd|dri/renderD\d+)")  # of NVIDIA and of ROCm
+_MAX_THREADS, _MAX_FILES = 1024, 65536  # maximum threads of a process, files of a directory
+_GPU = re.compile(r"/dev/(nvidia\d+|kfd|dri/renderD\d+)")  # device files of NVIDIA, ROCm
 #: File systems that a user's program serves say whose they are (mount.fuse3(8)).
 _FUSE_USER = re.compile(r"(?:^|,)user_id=(\d{1,10})\b")
 #: A number that stands alone in a path, as in /tmp/4711, job_4711 and ada.4711.

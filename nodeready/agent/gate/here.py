@@ -116,7 +116,7 @@ def audit(
             tested = with_medians({name: facts.read(text, config)})[name]
             proof = replace(proof, bandwidth=tested.bandwidth, diagnostic=tested.diagnostic)
         snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": proof})
-    seconds, results = time.monotonic() - started_s, selection.of(judge_alone(snapshot, policy))
+    results, seconds = selection.of(judge_alone(snapshot, policy)), time.monotonic() - started_s
     report = audit_document.NodeReport.of(name, results, snapshot=snapshot, seconds=seconds)
     return Audit(started, utc_now(), policy_digest, (report,))
 

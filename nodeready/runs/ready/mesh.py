@@ -150,7 +150,7 @@ def own_name_cause(listening: program.Listening) -> str:
 
 # --- The results of all rounds, and the mesh of each node.
 
-MOST_PORTS = 32  # of a range that are tried: each is a listener and a connection per pair
+MOST_PORTS = 32  # maximum of a range to try: each is a listener and a connection per pair
 
 _Edge = tuple[str, str]
 _Count = Counter[tuple[str, str]]  # counts by node and direction

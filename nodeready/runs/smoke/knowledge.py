@@ -41,7 +41,7 @@ class SmokeOutcome:
     ms: float = 0.0  # the slowest rank's; 0: unknown
     gbps: float = 0.0  # likewise
     lost: tuple[str, ...] = ()  # nodes whose connection ended: they are not tested again
-    barred: tuple[str, ...] = ()  # that another user keeps from the test, and no suspects
+    barred: tuple[str, ...] = ()  # not tested again, not suspected: another user keeps them out
     # nodes that report an own fault (a rank that died at start, a wrong sum, a missing GPU): the
     # search begins with them, and tests each of them
     culprits: tuple[str, ...] = ()
