@@ -286,7 +286,7 @@ class RankWork:
         options: dict[str, Any] = {"timeout": late if is_nccl else self.store_limit()}
         if is_nccl and "device_id" in inspect.signature(dist.init_process_group).parameters:
             options["device_id"] = self.device
-        options |= {"store": self.store, "rank": self.rank, "world_size": self.world}
+        options.update(store=self.store, rank=self.rank, world_size=self.world)
         dist.init_process_group(order["backend"], **options)
         if not is_nccl:
             address = own_address(order["port"])
