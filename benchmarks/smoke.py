@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.command import Benchmark, BenchmarkReport
-from nodeready.runs.smoke.knowledge import SWEEP
 from tests.unit.smoke.fleets import Fleet, names
 
 HEADER = ("", "tests", "most", "rounds", "found", "named wrongly", "CPU")
@@ -57,7 +56,7 @@ def rows(count: int, placements: int) -> Iterator[tuple[str, ...]]:
         start_s = time.process_time()
         for seed in range(placements):
             fleet, expected = make(names(count), random.Random(seed))
-            result = fleet.search(until=SWEEP)
+            result = fleet.search(until="sweep")
             tests.append(result.tests)
             rounds.append(sum(group[0].purpose != "alone" for group in fleet.rounds))
             named = {suspect.nodes for suspect in result.suspects}

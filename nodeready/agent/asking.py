@@ -34,18 +34,15 @@ from nodeready.core.outcome import (
 
 LATE_WORDS = "no answer in time"
 
-#: Maximum of an answer: a snapshot is some 20 KB, and at most 8 MB before it is packed.
-ANSWER_BYTES = 16 << 20
+ANSWER_BYTES = 16 << 20  # of an answer: a snapshot is 20 KB, and at most 8 MB unpacked
 ERROR_BYTES = 64 << 10  # bytes of standard error that are kept; the rest is read and dropped
 
-#: Seconds for a connection: name resolution, TCP, banner, authentication and channel.
-CONNECT_TIMEOUT_S = 15
+CONNECT_TIMEOUT_S = 15  # seconds: name, TCP, banner, authentication, channel
 #: Seconds after which a node that dies in the middle is noticed, without an answer to keepalives;
 #: TCP's own limit is 15 minutes.
 DEAD_AFTER_S, KEEPALIVE_S = 25, 5
 
-#: How `timeout` ends: by TERM, by KILL, or killed by its own KILL to the whole group.
-TIMED_OUT = (124, 137, None)
+TIMED_OUT = (124, 137, None)  # rc of `timeout`: by TERM, by KILL, killed by its own KILL to all
 
 
 class TransportUnavailable(Refused):
@@ -69,13 +66,11 @@ class Request:
 class Answer:
     """A node's answer to one request."""
 
-    # the script's output, decoded without loss; with a gap, the output until then
-    stdout: str = ""
+    stdout: str = ""  # decoded without loss; with a gap, the output until then
     stderr: str = ""  # likewise
     seconds: float = 0.0  # from the question to the answer, including a new connection
     rc: int | None = 0  # the script's exit status; None: a signal ended it
-    # why the script did not end, as far as is known; None: it ended by itself
-    gap: Gap | None = None
+    gap: Gap | None = None  # why the script did not end; None: it ended by itself
 
     @property
     def ok(self) -> bool:
@@ -91,8 +86,7 @@ class Answer:
         if self.gap is not None:
             return self.gap.reason
         lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
-        own_lines = [line for line in lines if line.startswith("nodeready: ")]
-        if own_lines:
+        if own_lines := [line for line in lines if line.startswith("nodeready: ")]:
             return own_lines[-1].removeprefix("nodeready: ")
         if lines:
             return lines[-1]
@@ -109,8 +103,7 @@ def late(reached: bool = True) -> Gap:
 
 
 ResultT = TypeVar("ResultT")
-#: The requests to one node, step by step; it returns a result.
-Conversation = Generator[Request, Answer, ResultT]
+Conversation = Generator[Request, Answer, ResultT]  # requests to one node; returns a result
 #: A conversation's name: the node, or the node and a word when there are several with one node.
 Key = Union[str, tuple[str, str]]
 #: Asks every named node one question, and returns every answer. The first argument names the
@@ -133,16 +126,12 @@ def answer_of(outcome: Outcome[Answer]) -> Answer:
 
 
 class Exchange(Generic[ResultT]):
-    """The state of a conversation. A bug in its code becomes a gap of its node.
-
-    request: the question that waits for its answer
-    is_over: the conversation has ended with ``outcome``
-    """
+    """The state of a conversation. A bug in its code becomes a gap of its node."""
 
     def __init__(self, key: Key, conversation: Conversation[ResultT]) -> None:
         self._conversation, self._has_begun = conversation, False
-        self.request: Request | None = None
-        self.is_over = False
+        self.request: Request | None = None  # the question that waits for its answer
+        self.is_over = False  # the conversation has ended with ``outcome``
         self.outcome: Outcome[ResultT] = Outcome(node_of(key))
 
     def start(self) -> None:
@@ -159,8 +148,7 @@ class Exchange(Generic[ResultT]):
         try:
             self.request = advance()
         except StopIteration as end:
-            value = end.value
-            self._end(value, value.gap if isinstance(value, Answer) else None)
+            self._end(end.value, end.value.gap if isinstance(end.value, Answer) else None)
         except GapError as end:
             self._end(gap=end.gap)
         except Exception as error:  # noqa: BLE001 - our bug fails only this node
@@ -180,8 +168,7 @@ class Exchange(Generic[ResultT]):
             self._end(gap=last.gap)
 
 
-#: What `Transport.converse` yields.
-Outcomes = Iterator[tuple[Key, Outcome[ResultT]]]
+Outcomes = Iterator[tuple[Key, Outcome[ResultT]]]  # what `Transport.converse` yields
 
 
 def exchanges_of(
@@ -223,9 +210,7 @@ class NodeChannel(ABC):
 class SshPeer(NamedTuple):
     """A node's sshd, as a connection saw it."""
 
-    # the node's, as the control machine sees it; "": unknown, behind another machine or at another
-    # port
-    address: str
+    address: str  # seen from the control machine; "": behind another machine or port
     key: str  # the host key that sshd proved to have, ``type base64``
 
 
@@ -364,9 +349,7 @@ def new_nonce() -> str:
 def request(
     node: str, main: str, config: Any, *, margin_s: int = MARGIN_S, mark: str = "", **how: Any
 ) -> Request:
-    """The request that runs the module ``main`` with this config on a node.
-    how: as for `payload.program`
-    """
+    """The request that runs the module ``main`` on a node. how: as for `payload.program`"""
     program = payload.program(main, config, **how)
     return Request(node, program.script, config.limit_s + margin_s, program.text, mark)
 
@@ -375,7 +358,6 @@ def rows(
     answer: Answer, config: Any, kinds: Mapping[str, type[Any]], refused: list[str] | None = None
 ) -> list[Any]:
     """The rows of a node's program, as these dataclasses.
-
     refused: gets the reason of each invalid row, which is skipped
     Raises DecodeError for an answer that is too large and, without ``refused``, an invalid row.
     """

@@ -94,9 +94,8 @@ class NodeReport:
         if self.snapshot is None:
             return {}
         subjects = self.snapshot.subjects
-        return {
-            name: plain(shown_facts(name, subjects[name])) for name in SUBJECTS if name in subjects
-        }
+        names = [name for name in SUBJECTS if name in subjects]
+        return {name: plain(shown_facts(name, subjects[name])) for name in names}
 
 
 @dataclass(frozen=True)
@@ -249,9 +248,7 @@ def _ready(node: NodeReport) -> bool:
 
 
 def _reasons(node: NodeReport) -> tuple[str, ...]:
-    if node.error:
-        return (f"{node.status}: {node.error}",)
-    return tuple(reasons(node.results))
+    return (f"{node.status}: {node.error}",) if node.error else tuple(reasons(node.results))
 
 
 def slots(snapshot: Snapshot | None) -> int:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from nodeready.agent.gate.drain import INCIDENTS, DrainError, ask_slurm, write_incident
 from nodeready.agent.proc import has_open, list_directory, parse_mounts, user_name
@@ -45,8 +44,7 @@ class LeftoversConfig:
 class Leftover:
     """Something on a node that may be of an ended job."""
 
-    # process, mount, files, or job: one that Slurm has not ended yet
-    kind: wire.Name
+    kind: wire.Name  # process, mount, files, or job: one that Slurm has not ended yet
     # the command line of a process, a mount, the first of some files with their number
     text: wire.Line
     uid: wire.Uid  # of its owner
@@ -65,8 +63,7 @@ class Leftover:
     numbers: tuple[wire.Name, ...] = ()  # of a mount's path: one may be that of a job
     # what Slurm says of the job: CANCELLED, or empty: it does not know the job, or none is named
     job_state: wire.Name = ""
-    # ``--end-leftovers`` ends the process: Slurm says that its job is over
-    can_end: bool = False
+    can_end: bool = False  # ``--end-leftovers`` ends the process: Slurm says that its job is over
 
     @property
     def is_stuck(self) -> bool:
@@ -84,10 +81,8 @@ class NodeLeftovers:
 
 
 _MAX_FOUND, _MAX_TEXT = 1000, 400  # maximum leftovers in an answer, and characters of one text
-#: Maximum threads of a process and files of a directory that are read.
-_MAX_THREADS, _MAX_FILES = 1024, 65536
-#: The device files of GPUs (NVIDIA's, and those of ROCm).
-_GPU = re.compile(r"/dev/(nvidia\d+|kfd|dri/renderD\d+)")
+_MAX_THREADS, _MAX_FILES = 1024, 65536  # maximum threads of a process, files of a directory
+_GPU = re.compile(r"/dev/(nvidia\d+|kfd|dri/renderD\d+)")  # device files of NVIDIA, ROCm
 #: File systems that a user's program serves say whose they are (mount.fuse3(8)).
 _FUSE_USER = re.compile(r"(?:^|,)user_id=(\d{1,10})\b")
 #: A number that stands alone in a path, as in /tmp/4711, job_4711 and ada.4711.
@@ -126,9 +121,7 @@ def find(deadline: float) -> NodeLeftovers:
 
 
 def _processes(scanned: Iterable[ScannedProcess], deadline: float) -> Iterator[Leftover]:
-    """The processes that name a job, and those of persons that wait in the kernel (state D) or
-    have a GPU.
-    """
+    """The processes that name a job, and those of persons in state D or with a GPU."""
     cgroup_jobs, jobs, threads = {}, {}, {}
     candidates = {process.pid: process for process in scanned}
     for pid, process in candidates.items():
@@ -152,21 +145,11 @@ def _processes(scanned: Iterable[ScannedProcess], deadline: float) -> Iterator[L
         is_zombie = fact is not None and fact.state == "Z" and fact.threads < 2
         if process.uid is None or (pid in facts and fact is None) or is_zombie:
             continue
-        yield Leftover(
-            PROCESS,
-            _text(process.command or process.name),
-            process.uid,
-            user_name(process.uid),
-            jobs[pid],
-            bool(cgroup_jobs[pid]),
-            pid,
-            process.start_s,
-            # Without an answer, the process hangs.
-            fact.state if fact else "D",
-            fact.wait_channel if fact else "",
-            fact.kernel_stack if fact else (),
-            _has_gpu(pid),
-        )
+        # Without an answer, the process hangs.
+        waits = (fact.state, fact.wait_channel, fact.kernel_stack) if fact else ("D", "", ())
+        owner = process.uid, user_name(process.uid), jobs[pid], bool(cgroup_jobs[pid])
+        text = _text(process.command or process.name)
+        yield Leftover(PROCESS, text, *owner, pid, process.start_s, *waits, _has_gpu(pid))
 
 
 def _text(text: str) -> str:
@@ -211,21 +194,18 @@ def _files(directory: str, pattern: re.Pattern[str]) -> Iterator[Leftover]:
                 if pattern.fullmatch(entry.name) and _is_person(status.st_uid):
                     sizes.setdefault(status.st_uid, []).append((status.st_size, entry.path))
     for uid, files in sizes.items():
-        largest = max(files)[1]
-        suffix = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        size = sum(size for size, _ in files)
-        yield Leftover(FILES, f"{_text(largest)}{suffix}", uid, user_name(uid), size_bytes=size)
+        size, suffix = sum(size for size, _ in files), f" and {len(files) - 1} more"
+        text = _text(max(files)[1]) + (suffix if len(files) > 1 else "")
+        yield Leftover(FILES, text, uid, user_name(uid), size_bytes=size)
 
 
 # --- What Slurm knows of the jobs.
 
 #: The states in which a job is over (squeue(1), JOB STATE CODES).
-_OVER = frozenset(
-    (
-        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
-        *("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
-    )
-)
+_OVER = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "TIMEOUT",
+}  # fmt: skip
 _ENDING = "COMPLETING"  # Slurm waits for the last processes and the epilog of a job
 
 
@@ -299,22 +279,14 @@ def judged(rows: Iterable[Leftover], jobs: Mapping[str, SlurmJob]) -> tuple[Left
             and (row.in_cgroup or row.uid not in living_users)
             and "slurmstepd" not in row.text.partition(" ")[0]
         )
-        state = job.state if job else ""
         uid = job.uid if job and row.kind == MOUNT else row.uid
         user = row.user if uid == row.uid else user_name(uid)
-        fields: dict[str, Any] = {
-            "uid": uid,
-            "user": user,
-            "job": number,
-            "job_state": state,
-            "can_end": can_end,
-        }
-        holding.append(replace(row, **fields))
-    ending = [number for number, job in jobs.items() if job.is_here and job.state == _ENDING]
-    for number in ending:
-        job = jobs[number]
-        user = user_name(job.uid)
-        holding.append(Leftover(JOB, "", job.uid, user, number, job_state=job.state))
+        held = replace(row, uid=uid, user=user, job=number, can_end=can_end)
+        holding.append(replace(held, job_state=job.state if job else ""))
+    for number, job in jobs.items():
+        if job.is_here and job.state == _ENDING:
+            user = user_name(job.uid)
+            holding.append(Leftover(JOB, "", job.uid, user, number, job_state=job.state))
     return tuple(holding)
 
 
@@ -347,15 +319,15 @@ def end(targets: Collection[tuple[int, float]]) -> None:
 
 def _is_running(pid: int, start_s: float) -> bool:
     stat = processes.stat(processes.contents(f"/proc/{pid}/stat"))
-    is_same = stat is not None and stat.start_s == start_s
-    return is_same and not (stat is not None and stat.state == "Z" and stat.threads < 2)
+    if stat is None or stat.start_s != start_s:
+        return False
+    return stat.state != "Z" or stat.threads > 1
 
 
 def main(config: LeftoversConfig) -> None:
     """Print what is found; before, end the processes of the configuration."""
     answer, chosen = find(time.monotonic() + config.limit_s / 2), {*map(tuple, config.end)}
-    targets = [row for row in answer.leftovers if (row.pid, row.start_s) in chosen]
-    if targets:
+    if targets := [row for row in answer.leftovers if (row.pid, row.start_s) in chosen]:
         try:
             rows = [asdict(row) for row in targets]
             incident = str(write_incident(config.reasons, (), Path(INCIDENTS), rows))

@@ -1,7 +1,6 @@
 """This machine, without any connection: the transport of ``--local`` and of the node's program.
 
-Only Python's standard library. Every command runs in a new session, and is waited for until its
-limit, never longer.
+Only Python's standard library. Every command runs in a new session, at most until its limit.
 """
 
 from __future__ import annotations
@@ -18,22 +17,8 @@ from dataclasses import replace
 from select import PIPE_BUF
 from typing import IO, Protocol, cast
 
-from nodeready.agent.asking import (
-    ERROR_BYTES,
-    INTERRUPT,
-    TIMED_OUT,
-    Answer,
-    Conversation,
-    Exchange,
-    Key,
-    NodeChannel,
-    Outcomes,
-    Request,
-    ResultT,
-    Transport,
-    end_all,
-    exchanges_of,
-)
+from nodeready.agent import asking
+from nodeready.agent.asking import Answer, Conversation, Exchange, Key, Request, ResultT, Transport
 from nodeready.core import shell
 from nodeready.core.outcome import HUNG, LATE, OUTPUT, REFUSED, SUDO, TIMEOUT, Gap
 
@@ -64,7 +49,7 @@ def as_root(command: shell.ShellCommand, password: str) -> shell.ShellCommand:
 
 def judge_reply(reply: Answer, limit_s: float, sudo: bool) -> Answer:
     """The reply, with a gap if its limit ended the script or (``sudo``) sudo refused it."""
-    if reply.rc in TIMED_OUT and reply.seconds >= limit_s:
+    if reply.rc in asking.TIMED_OUT and reply.seconds >= limit_s:
         return replace(reply, gap=Gap(TIMEOUT, f"ended after {limit_s:.0f} s"))
     error, kind = sudo_error(reply.stderr) if sudo and reply.rc else ("", "")
     return replace(reply, gap=Gap(kind, error)) if error else reply
@@ -78,9 +63,7 @@ def sudo_error(stderr: str) -> tuple[str, str]:
         is_sudo = re.match(r"sudo(-rs)?: ", line)
         if is_sudo and re.search(r"(password|interactive authentication) is required", line):
             return "sudo wants a password: run on a terminal to be asked, or allow NOPASSWD", SUDO
-        if re.search(
-            r"^sudo(-rs)?: .*(incorrect (password|authentication)|no password was)", line
-        ):
+        if is_sudo and re.search(r"incorrect (password|authentication)|no password was", line):
             return "sudo refused the password", REFUSED
         if re.search(r" is not (in the sudoers file|allowed to )|may not run sudo", line):
             return f"sudo: {line.strip()}", REFUSED
@@ -100,8 +83,7 @@ def sudo_error(stderr: str) -> tuple[str, str]:
 #: Maximum bytes of one line, and of all lines.
 _LINE_BYTES = 256 << 10
 _ALL_BYTES = 16 << 20
-#: Kept bytes of the lines without the mark, which may have the reason why the script ended.
-_NOISE_BYTES = 4 << 10
+_NOISE_BYTES = 4 << 10  # of lines without the mark, which may tell why the script ended
 READ_BYTES = 64 << 10  # maximum bytes of one read
 _LAST_S = 2.0  # seconds for the last output of a script that takes no more input
 SEND_S = 15.0  # maximum seconds to send a line, or to open a channel
@@ -119,7 +101,7 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class LineChannel(NodeChannel):
+class LineChannel(asking.NodeChannel):
     """A running script. A fault of the node raises nothing; ``error`` has it."""
 
     def __init__(
@@ -173,14 +155,12 @@ class LineChannel(NodeChannel):
     def read_line(self, limit_s: float) -> str | None:
         """The next line with the mark; None: none within the limit, or the end (see ``error``)."""
         deadline = time.monotonic() + limit_s
-        while True:
-            line = self._next()
-            if line is not None:
-                return line
+        while (line := self._next()) is None:
             remaining_s = deadline - time.monotonic()
             if self._stream is None or remaining_s <= 0:
-                return None
+                break
             self._read_more(remaining_s)
+        return line
 
     def _next(self) -> str | None:
         """The first complete line from the mark on; all bytes before the mark are noise."""
@@ -240,18 +220,12 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def _start(line: str, stderr: int) -> subprocess.Popen[bytes]:
-    path = shell.search_path(f"{_PATH}:{os.environ.get('PATH', '')}")
-    environment = {**os.environ, "PATH": path}
+    path, pipe = shell.search_path(f"{_PATH}:{os.environ.get('PATH', '')}"), subprocess.PIPE
+    # In a new session, because Ctrl-C must not reach the command: this process ends it.
     return subprocess.Popen(
-        ["/bin/sh", "-c", line],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        # Ctrl-C must not reach the command: this process ends it.
-        start_new_session=True,
-        cwd="/",
-        env=environment,
-    )
+        ["/bin/sh", "-c", line], stdin=pipe, stdout=pipe, stderr=stderr, cwd="/",
+        env={**os.environ, "PATH": path}, start_new_session=True,
+    )  # fmt: skip
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
@@ -265,25 +239,20 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
 
 
 class LocalProcess:
-    """A command that runs on this machine, until `end`.
-
-    until:    the end of the wait here, of time.monotonic(): a little after its own limit
-    is_flood: it printed more than the maximum
-    is_whole: its output has ended, or is_flood
-    """
+    """A command that runs on this machine, until `end`."""
 
     def __init__(self, command: shell.ShellCommand, limit_s: int, max_bytes: int) -> None:
         self._began, self.limit_s = time.monotonic(), limit_s
+        # The end of the wait here, of time.monotonic(): a little after its own limit.
         self.until = self._began + limit_s + 2 * shell.KILL_AFTER_S
         self._process = _start(command.line, subprocess.PIPE)
-        self._in, self._out, self._err = (
-            cast("IO[bytes]", stream)
-            for stream in (self._process.stdin, self._process.stdout, self._process.stderr)
-        )
+        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._in, self._out, self._err = cast("tuple[IO[bytes], ...]", streams)
         self._input = memoryview(command.stdin.encode("utf-8", "surrogateescape"))
         self._max_bytes = max_bytes
         self._stdout, self._stderr, self._stderr_bytes = bytearray(), bytearray(), 0
-        self.is_whole = self.is_flood = False
+        self.is_flood = False  # it printed more than the maximum
+        self.is_whole = False  # its output has ended, or is_flood
         self._unfinished = [self._out, self._err]
         self._feed()
 
@@ -313,7 +282,7 @@ class LocalProcess:
     def _take(self, file: IO[bytes]) -> None:
         data = os.read(file.fileno(), READ_BYTES)
         if file is self._err:
-            self._stderr += data[: ERROR_BYTES - len(self._stderr)]
+            self._stderr += data[: asking.ERROR_BYTES - len(self._stderr)]
             self._stderr_bytes += len(data)
             if not data:
                 self._unfinished.remove(file)
@@ -338,8 +307,8 @@ class LocalProcess:
         stderr = self._stderr.decode("utf-8", "surrogateescape")
         if self.is_flood:
             first = bytes((self._stdout or self._stderr)[:40]).decode("utf-8", "replace")
-            error = f"too much output, beginning with {first!r}"
-            return Answer("", stderr, seconds, gap=Gap(OUTPUT, error))
+            gap = Gap(OUTPUT, f"too much output, beginning with {first!r}")
+            return Answer("", stderr, seconds, gap=gap)
         if not self.is_whole:
             gap = Gap(HUNG, f"no answer in {self.limit_s} s")
             return Answer(stdout, stderr, seconds, gap=gap)
@@ -368,13 +337,12 @@ class LocalProcess:
         until the command is waited for.
         """
         pids = []
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                        words = file.read().rpartition(")")[2].split()
-                    if int(words[3]) == self._process.pid and words[0] not in "ZX":
-                        pids.append(int(name))
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                    words = file.read().rpartition(")")[2].split()
+                if int(words[3]) == self._process.pid and words[0] not in "ZX":
+                    pids.append(int(name))
         return pids
 
 
@@ -412,8 +380,8 @@ class Local(Transport):
 
     def converse(
         self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
-    ) -> Outcomes[ResultT]:
-        exchanges = exchanges_of(conversations)
+    ) -> asking.Outcomes[ResultT]:
+        exchanges = asking.exchanges_of(conversations)
         running: dict[Key, LocalProcess] = {}
         try:
             for key, exchange in exchanges.items():
@@ -428,16 +396,15 @@ class Local(Transport):
         except KeyboardInterrupt:
             self.interrupted = True
             self._end(running)
-            yield from end_all(exchanges, lambda key: INTERRUPT)
+            yield from asking.end_all(exchanges, lambda key: asking.INTERRUPT)
         finally:
             self._end(running)
 
     def _ask(
         self, key: Key, exchange: Exchange[ResultT], running: dict[Key, LocalProcess]
     ) -> None:
-        if not exchange.is_over:
-            request = exchange.request
-            assert request is not None
+        request = exchange.request
+        if not exchange.is_over and request is not None:
             command = self._command(request)
             running[key] = LocalProcess(command, request.limit_s, request.max_bytes)
 
@@ -478,10 +445,8 @@ class Local(Transport):
         running.clear()
 
     def open(self, request: Request) -> LineChannel:
-        command = self._command(request)
-        return LineChannel(
-            lambda: piped(command.line), command.stdin, request.mark, sudo=self._sudo
-        )
+        command, sudo = self._command(request), self._sudo
+        return LineChannel(lambda: piped(command.line), command.stdin, request.mark, sudo=sudo)
 
 
 class Pipes:
@@ -491,9 +456,7 @@ class Pipes:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
-        self.stdin, self.stdout = (
-            cast("IO[bytes]", stream) for stream in (process.stdin, process.stdout)
-        )
+        self.stdin, self.stdout = cast("tuple[IO[bytes], ...]", (process.stdin, process.stdout))
 
     def read(self, limit_s: float | None) -> bytes:
         """See Stream; None: without a limit. Raises TimeoutError, OSError."""

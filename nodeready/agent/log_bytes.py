@@ -17,22 +17,14 @@ from typing import Any, BinaryIO, NamedTuple
 
 #: Maximum bytes that a compressed log unpacks to, and memory for unpacking it.
 MAX_UNPACKED, _MAX_MEMORY = 1 << 30, 128 << 20
-#: Bytes that are read at a time.
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 20  # bytes that are read at a time
 #: The first bytes of a compressed file -> the tool; of a file of files: their place, the command.
-_PACKED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-}
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _ARCHIVES = (
-    (b"PK\x03\x04", 0, "zip", "unzip"),
-    (b"ustar", 257, "tar", "tar -xf"),
-    (b"7z\xbc\xaf\x27\x1c", 0, "7z", "7z x"),
-    (b"\x04\x22\x4d\x18", 0, "lz4", "lz4 -d"),
+    (b"PK\x03\x04", 0, "zip", "unzip"), (b"ustar", 257, "tar", "tar -xf"),
+    (b"7z\xbc\xaf\x27\x1c", 0, "7z", "7z x"), (b"\x04\x22\x4d\x18", 0, "lz4", "lz4 -d"),
     (b"\x1f\x9d", 0, "compress", "uncompress"),
-)
+)  # fmt: skip
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 #: Control characters that no text has, and one part of how many characters they may be.
 _CONTROLS = bytes({*range(1, 32), 127} - {*b"\a\b\t\n\f\r\x1b"})
@@ -49,8 +41,7 @@ class LogBytes(NamedTuple):
     head: bytes  # whole lines, or the whole log
     end: bytes  # b"": the head is the whole log; its first line is incomplete
     skipped: int = 0  # bytes between them
-    # number of the lines that end before the end; None: its middle was not read
-    lines_before: int | None = None
+    lines_before: int | None = None  # of the lines that end before it; None: not counted
     note: str = ""  # what was left out of a compressed log, and why; ""
 
     def line_numbers(self) -> list[int]:
@@ -75,8 +66,8 @@ def _numbered(data: bytes, first: int, *, keeps_first: bool = False) -> list[int
 
 
 def read_bytes(handle: int, head_bytes: int, end_bytes: int, limit_s: float) -> LogBytes:
-    """The beginning and the end of an open file. Raises OSError, UnreadableLogError.
-    limit_s: seconds for unpacking it
+    """The beginning and the end of an open file, unpacked within limit_s. Raises OSError,
+    UnreadableLogError.
     """
     begin, size = os.pread(handle, 512, 0), os.fstat(handle).st_size
     packed = next((tool for magic, tool in _PACKED.items() if begin.startswith(magic)), "")

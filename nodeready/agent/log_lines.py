@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from nodeready.agent.log_ranks import LineOrigin, RankReader, learn_ranks
 
-#: Maximum characters of a line; a longer line is cut, and gets a mark.
-MAX_LINE = 2000
+MAX_LINE = 2000  # maximum characters of a line; a longer line is cut, and gets a mark
 
 
 class LastLines(NamedTuple):
@@ -77,14 +76,11 @@ def cut(text: str) -> str:
 
 # --- The last lines of each rank of a mixed log, read from the end of the file within bounds.
 
-#: Bytes at the beginning of a file that are learned from.
-HEAD_BYTES = 64 * 1024
+HEAD_BYTES = 64 * 1024  # bytes at the beginning of a file that are learned from
 #: Bytes that are read at a time; maximum bytes and seconds until all ranks have their lines.
 _BLOCK_BYTES, MAX_BYTES, MAX_S = 1 << 20, 16 << 20, 2.0
-#: Maximum ranks of a file.
-MAX_RANKS = 4096
-#: Maximum characters of a line in which a rank and reports are searched.
-_MAX_CHARACTERS = 4096
+MAX_RANKS = 4096  # maximum ranks of a file
+_MAX_CHARACTERS = 4096  # maximum characters of a line in which a rank and reports are searched
 
 
 @dataclass
@@ -171,10 +167,8 @@ def read_ranks(
 
 
 def _text(row: bytes) -> str:
-    states = (
-        state[: 4 * _MAX_CHARACTERS].decode("utf-8", "replace") for state in row.split(b"\r")
-    )
-    return "\r".join(states)
+    states = (state[: 4 * _MAX_CHARACTERS] for state in row.split(b"\r"))
+    return "\r".join(state.decode("utf-8", "replace") for state in states)
 
 
 def _order(origin: LineOrigin) -> tuple[object, ...]:
@@ -223,9 +217,7 @@ def node_calendar(moment: tuple[int, int, int, int, int, int]) -> float:
 
 
 def stamp(text: str, year: int, calendar: Calendar) -> float | None:
-    """The time at the beginning of a line, in seconds since 1970; None: it has none.
-    year: of a line that has none
-    """
+    """The time at a line's beginning, in seconds since 1970; None: none. year: if it has none"""
     head = text[:STAMP_CHARACTERS]
     iso, glog, syslog = (pattern.search(head) for pattern in _STAMPS)
     try:

@@ -138,9 +138,7 @@ class LogFacts:
 
 
 def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogFacts:
-    """What these lines show of the job's environment.
-    split: takes the prefix off a line
-    """
+    """What these lines show of the job's environment. split: takes the prefix off a line"""
     variables: dict[tuple[object, str], LogVariable] = {}
     addresses: dict[str, None] = {}
     pids: dict[str, LogPid] = {}
@@ -163,8 +161,7 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
         if not any(map(line.__contains__, _NEEDLES)):
             continue
         origin = split(line[:_MAX_LINE])
-        is_bad = PHRASES["ends-badly"].search(origin.text)
-        if is_bad:
+        if PHRASES["ends-badly"].search(origin.text):
             finished = program_finished = manager_finished = 0
         elif ends_well(origin.text):
             finished = number
@@ -191,10 +188,8 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
     ends = _command_ended(lines, split), program_finished
     lone = renamed[0] if [*renamed] == [0] else set()
     rank = min(lone) if len(lone) == 1 else None
-    return LogFacts(
-        *(*values, finished, ranks, *ends, manager_finished, rank, resumed),
-        *_served(lines, split),
-    )
+    served = _served(lines, split)
+    return LogFacts(*values, finished, ranks, *ends, manager_finished, rank, resumed, *served)
 
 
 def _served(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> tuple[int, str]:
@@ -251,9 +246,8 @@ def _command_ended(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> 
 
 def ends_well(text: str, ends: Sequence[tuple[tuple[str, ...], re.Pattern[str]]] = ENDS) -> bool:
     """Whether a line says that its job has ended well."""
-    return any(
-        any(map(text.__contains__, needles)) and pattern.search(text) for needles, pattern in ends
-    )
+    rows = (pattern for needles, pattern in ends if any(map(text.__contains__, needles)))
+    return any(pattern.search(text) for pattern in rows)
 
 
 def _shown(text: str) -> Iterator[tuple[str, str]]:
@@ -288,6 +282,5 @@ def script_variables(text: str) -> dict[str, str]:
         for match in _IN_SCRIPT.finditer(words[:_MAX_LINE]):
             value = "$" if match["computed"] else match["value"].strip("\"'")
             values.setdefault(match["name"], set()).add(redact(match["name"], value[:_MAX_VALUE]))
-    return {
-        name: min(texts) for name, texts in values.items() if len(texts) == 1 and "$" not in texts
-    }
+    fixed = {name: texts for name, texts in values.items() if "$" not in texts}
+    return {name: min(texts) for name, texts in fixed.items() if len(texts) == 1}

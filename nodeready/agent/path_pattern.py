@@ -23,8 +23,7 @@ _WILDCARD = re.compile(r"[*?[]")
 class PathMatch:
     shown: str  # in the pattern's spelling
     real: str  # without links
-    # of links in the path that are not root's; the path is used with the owner's rights
-    owner: int | None = None
+    owner: int | None = None  # of the links that are not root's; its rights are used
 
     @property
     def resolved(self) -> Resolved:
@@ -45,12 +44,10 @@ class _OwnedName:
 class PatternWalk:
     """Expands one pattern. A user's link leads only to directories that the user may enter."""
 
-    # called with each path without links before the path is used; raises OSError if the path must
-    # not be used
+    # called with each path without links before it is used; raises OSError if it must not be used
     touch: Callable[[str], None]
     blocked: Callable[[str], bool]  # whether ``**`` does not enter this directory
-    # called with each path that could not be read, and the error
-    on_error: Callable[[str, OSError], None]
+    on_error: Callable[[str, OSError], None]  # gets each unreadable path, and the error
     too_many: int = 0  # MAX_NAMES or MAX_HITS, whichever was exceeded; 0: neither was
     _names: int = 0
     _hits: int = 0

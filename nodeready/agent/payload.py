@@ -58,7 +58,6 @@ _IMPORT = re.compile(r"^ *(from [\w.]+ import (?:\([^)]*\)|.*)|import \w.*)", re
 @lru_cache(maxsize=512)
 def imports(source: str, package: str = "") -> frozenset[str]:
     """The dotted names that a module imports: ``MODULE``, and ``MODULE.NAME`` for each name.
-
     package: to which the module's relative imports are relative
     """
     names: set[str] = set()
@@ -100,8 +99,7 @@ def closure(roots: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]
         for name in _parents(root):
             if name.partition(".")[0] != "nodeready" or name in sources:
                 continue
-            source = _source(name)
-            if source is not None:
+            if (source := _source(name)) is not None:
                 sources[name] = source
                 package = name if is_package(name) else name.rpartition(".")[0]
                 todo += imports(source, package)
@@ -119,8 +117,7 @@ def is_package(name: str) -> bool:
 
 # --- The program as one text, and the script that starts it.
 
-# Without a user's or a site's additions, and without writing compiled modules.
-_ISOLATED = "-I -S -B -c"
+_ISOLATED = "-I -S -B -c"  # without a user's or site's additions, and no compiled files
 
 # Reads the program from a file descriptor and runs it; what follows stays there, or becomes the
 # program's input. Its words: the descriptor, the size of the program's text, whether the
@@ -190,8 +187,7 @@ def text(main: str, config: Any, **how: object) -> str:
     config: a dataclass of plain values and tuples, from a module that ``main``'s module imports
     how:    plain values
     """
-    modules, packages = _modules(main)
-    config_class = type(config)
+    (modules, packages), config_class = _modules(main), type(config)
     return (
         "import base64,json,zlib;"
         f"MAIN={main!r};TEXT={modules!r};PACKAGES={packages!r};"

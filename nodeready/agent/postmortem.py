@@ -89,9 +89,7 @@ class JobNode:
 def observe_cores(
     supervisor: ProcessSupervisor, job: str, uid: int, age_s: float
 ) -> tuple[JobCore, ...]:
-    """The cores of the last `age_s` seconds that may be of the job.
-    job, uid: as in `observe_environment`
-    """
+    """The cores of the last `age_s` seconds that may be of the job; see `observe_environment`."""
     cores = []
     files = [file for file in listing((), age_s).files if uid < 0 or file.owner in (0, uid)]
     for file in files[:_MAX_CORES]:
@@ -175,9 +173,11 @@ def observe_environment(
     for row in (*(rank.process.environment or {} for rank in live), *rows.values()):
         if row.get("MASTER_ADDR"):
             masters[row["MASTER_ADDR"], row.get("MASTER_PORT", "")] = pids
-    answers = processes.probe_each(
-        lambda pid: wire.plain(environment.observe_rank(pid, network)), pids, deadline
-    )
+
+    def observe(pid: int) -> Any:
+        return wire.plain(environment.observe_rank(pid, network))
+
+    answers = processes.probe_each(observe, pids, deadline)
     running = []
     for rank in live:
         answer = answers.get(rank.process.pid, processes.HANGS)
@@ -296,19 +296,16 @@ def _with_counted_lines(handle: int, log: LogBytes, head_bytes: int, limit_s: fl
     """The log with the number of the lines before its end."""
     if log.lines_before is not None:
         return log
-    end = head_bytes + log.skipped
-    count = count_lines(handle, 0, end, min(limit_s, _COUNT_S))
-    if count is None:
-        count = log.head.count(b"\n")
-        note = f"the lines of its middle were not counted: numbers above {count} are too small"
-        return log._replace(lines_before=count, note=note)
-    return log._replace(lines_before=count)
+    count = count_lines(handle, 0, head_bytes + log.skipped, min(limit_s, _COUNT_S))
+    if count is not None:
+        return log._replace(lines_before=count)
+    count = log.head.count(b"\n")
+    note = f"the lines of its middle were not counted: numbers above {count} are too small"
+    return log._replace(lines_before=count, note=note)
 
 
 def _with_numbers(failures: FileFailures, numbers: Sequence[int]) -> FileFailures:
-    """The failures with the numbers of lines in the file.
-    numbers: of the lines that were read
-    """
+    """The failures with the numbers of lines in the file. numbers: of the lines that were read"""
     in_file, facts = [0, *numbers], failures.facts
     events = tuple(replace(event, line=in_file[event.line]) for event in failures.events)
     variables = tuple(replace(row, line=in_file[row.line]) for row in facts.variables)
@@ -343,12 +340,11 @@ class FailureFileReader(TailReader):
             room = max(_LEAST_BYTES, _ALL_BYTES // max(1, self.file_count))
             reason = "its lines take too long"
             message = {"search": hit.match.shown, "owner": hit.owner, "reason": reason}
+            limit_s = max(_LEAST_READ_S, _ALL_READ_S / max(1, self.file_count))
             failures = file_failures(
-                *(handle, hit.match.shown, room),
-                on_read=lambda: self.send(message),
-                rank_pattern=self.config.rank_pattern,
-                limit_s=max(_LEAST_READ_S, _ALL_READ_S / max(1, self.file_count)),
-            )
+                handle, hit.match.shown, room, on_read=lambda: self.send(message),
+                rank_pattern=self.config.rank_pattern, limit_s=limit_s,
+            )  # fmt: skip
         except UnreadableLogError as problem:
             self.unread(hit.match.shown, str(problem), fault=False)
             return
@@ -404,9 +400,8 @@ def read_job(
         unread |= {file.path: file for file in tail.unread}
         left_out, older = left_out + tail.left_out, older + tail.older
         errors += [tail.error] if tail.error else []
-    live = observe_environment(
-        config.job, config.uid, dict(config.variables), files.values(), last
-    )
+    variables = dict(config.variables)
+    live = observe_environment(config.job, config.uid, variables, files.values(), last)
     cores = observe_cores(supervisor, config.job, config.uid, config.kernel_s or 1)
     node = JobNode(*live, cores, read_gate())
     chosen, error = fitting(files.values())
@@ -420,9 +415,8 @@ def fitting(files: Iterable[FileFailures]) -> tuple[tuple[FileFailures, ...], st
     """The files whose events fit into an answer, and why events are missing; ""."""
     room, chosen, error = _MAX_ANSWER, [], ""
     for failures in sorted(files, key=lambda failures: len(failures.events)):
-        short = replace(
-            failures, events=failures.events[:20], streams=(), reports=(), facts=LogFacts()
-        )
+        events = failures.events[:20]
+        short = replace(failures, events=events, streams=(), reports=(), facts=LogFacts())
         for form in (failures, short):
             size = len(json.dumps(asdict(form)))
             if size <= room:
@@ -437,12 +431,12 @@ def main(config: PostmortemConfig) -> None:
     """Read what the job left, and print it as the line ``NONCE job "..."``."""
     supervisor = ProcessSupervisor(config.tag, config.limit_s)
     supervisor.end_on_signals()
+
+    def read_kernel_log() -> KernelLog:
+        if not config.kernel_s:
+            return KernelLog("not asked for")
+        return witness_log(supervisor, config.kernel_s, _KERNEL_S)
+
     with supervisor:
-
-        def read_kernel_log() -> KernelLog:
-            if not config.kernel_s:
-                return KernelLog("not asked for")
-            return witness_log(supervisor, config.kernel_s, _KERNEL_S)
-
         failures = read_job(config, supervisor, read_kernel_log)
     print(wire.packed_line(config.nonce, "job", failures), flush=True)

@@ -89,19 +89,17 @@ class Listener:
     inode: int
 
 
-def kernel_text(path: str) -> str:
-    """The content of a file of the kernel; "": unreadable."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(16 << 20)
-    except OSError:
-        return ""
+def file_text(path: str, max_characters: int = 16 << 20) -> str:
+    """The content of a small file, such as the kernel's, up to this maximum; "": unreadable."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(max_characters)
+    return ""
 
 
 def all_listeners(pid: int | str = "self") -> Iterator[Listener]:
     """The listening sockets in the network namespace of a process."""
     for name in ("tcp", "tcp6"):
-        yield from listeners(kernel_text(f"/proc/{pid}/net/{name}"))
+        yield from listeners(file_text(f"/proc/{pid}/net/{name}"))
 
 
 def listeners(text: str) -> Iterator[Listener]:
@@ -142,13 +140,11 @@ def holder_text(listener: Listener) -> str:
 
 TABLE = "/proc/self/mountinfo"
 #: File systems of the kernel, which hold no file of a job.
-KERNEL_FILE_SYSTEMS = frozenset(
-    (
-        *("proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "debugfs", "tracefs"),
-        *("securityfs", "bpf", "pstore", "configfs", "fusectl", "mqueue", "efivarfs"),
-        *("binfmt_misc", "rpc_pipefs", "hugetlbfs", "selinuxfs", "nsfs"),
-    )
-)
+KERNEL_FILE_SYSTEMS = frozenset((
+    "proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs",
+    "bpf", "pstore", "configfs", "fusectl", "mqueue", "efivarfs", "binfmt_misc", "rpc_pipefs",
+    "hugetlbfs", "selinuxfs", "nsfs",
+))  # fmt: skip
 #: The prefix of the name of our process that uses a mount; the mount's device follows. The kernel
 #: keeps 15 characters of a name (proc(5), /proc/PID/comm).
 _NAME_PREFIX = "nr-"
@@ -190,8 +186,7 @@ class MountTable:
     """Finds the mount of a path without links, without using the path."""
 
     def __init__(self, rows: Iterable[MountRow]) -> None:
-        # Of two mounts at the same path, the later mount is visible.
-        self._rows = {row.path: row for row in rows}
+        self._rows = {row.path: row for row in rows}  # the later of two at a path is visible
 
     def mount_of(self, path: str) -> MountRow:
         """The mount that holds this absolute path without links."""
@@ -226,7 +221,7 @@ def hung_devices() -> set[str]:
     """The devices for which a killed process of an earlier run still waits in the kernel."""
     devices = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        text = kernel_text(f"/proc/{pid}/status")
+        text = file_text(f"/proc/{pid}/status")
         match = re.match(rf"Name:\t{_NAME_PREFIX}(\d+:\d+)\n", text)
         pending = re.search(r"^SigPnd:\t([0-9a-f]+)$", text, re.MULTILINE)
         if match and pending and int(pending[1], 16) & _KILLED:

@@ -206,14 +206,13 @@ def _batches(lines: Sequence[bytes]) -> Iterator[bytes]:
 
 class LineCutter:
     """Cuts output into lines, each after the prefix.
-
     terminal: an unfinished line is shown at once, and a carriage return begins a line, for prompts
               and progress bars; otherwise only the last state of a progress bar is a line
     """
 
     def __init__(self, prefix: bytes, terminal: bool) -> None:
         self._prefix, self._terminal = prefix, terminal
-        self._held = b""
+        self.held = b""
         self._held_since = self._written_at = 0.0
         self._is_line_start = True
 
@@ -221,38 +220,34 @@ class LineCutter:
         """The lines that this data completes."""
         if self._terminal:
             return self._add_prefixes(data)
-        *lines, remaining = (self._held + data).split(b"\n")
+        *lines, remaining = (self.held + data).split(b"\n")
         if lines:
             self._written_at = now_s
-        if not self._held or lines:
+        if not self.held or lines:
             self._held_since = now_s
-        self._held = remaining
+        self.held = remaining
         complete = [part for line in lines for part in self._cut(line)]
-        while len(self._held) > MAX_LINE_BYTES:
-            complete.append(self._prefix + self._held[:MAX_LINE_BYTES] + b"\n")
-            self._held = self._held[MAX_LINE_BYTES:]
-        return complete + self.overdue(now_s, min_age_s=BAR_S if b"\r" in self._held else 1e9)
+        while len(self.held) > MAX_LINE_BYTES:
+            complete.append(self._prefix + self.held[:MAX_LINE_BYTES] + b"\n")
+            self.held = self.held[MAX_LINE_BYTES:]
+        return complete + self.overdue(now_s, min_age_s=BAR_S if b"\r" in self.held else 1e9)
 
     def overdue(self, now_s: float, min_age_s: float = UNFINISHED_S) -> list[bytes]:
         """The unfinished line as a separate line, if it is old enough.
 
         A progress bar is written at most every `BAR_S` seconds.
         """
-        if not self._held or now_s - self._held_since < min_age_s:
+        if not self.held or now_s - self._held_since < min_age_s:
             return []
-        if b"\r" in self._held and now_s - self._written_at < BAR_S:
+        if b"\r" in self.held and now_s - self._written_at < BAR_S:
             return []
         return self.flush(now_s)
 
     def flush(self, now_s: float) -> list[bytes]:
         """The unfinished line as a separate line."""
-        held, self._held = self._held, b""
+        held, self.held = self.held, b""
         self._held_since = self._written_at = now_s
         return [] if self._terminal or not held.strip(b"\r") else self._cut(held)
-
-    @property
-    def unfinished(self) -> bool:
-        return bool(self._held)
 
     def _cut(self, line: bytes) -> list[bytes]:
         body = line.rstrip(b"\r")
@@ -276,35 +271,32 @@ class BlockCutter:
     """Cuts output at the beginning and the end of each block of `printflock`."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self.held = b""
         self._held_since = 0.0
 
     def add(self, data: bytes, now_s: float) -> Iterator[bytes]:
         """The complete blocks, and the output between them."""
-        held, self._held = self._held + data, b""
+        held, self.held = self.held + data, b""
         while held:
             before, mark, remaining = held.partition(_BLOCK_MARK)
             if not mark:
                 # The end of the data may be the beginning of a mark.
                 lengths = range(len(_BLOCK_MARK), -1, -1)
                 length = next(n for n in lengths if held.endswith(_BLOCK_MARK[:n]))
-                before, self._held = held[: len(held) - length], held[len(held) - length :]
+                before, self.held = held[: len(held) - length], held[len(held) - length :]
             if before:
                 yield before
             if not mark:
                 break
             size, end, body = remaining.partition(b"\n")
-            if (
-                len(size) > len(str(_MAX_BLOCK_BYTES))
-                or size.strip(b"0123456789")
-                or (end and not size)
-            ):
+            is_long = len(size) > len(str(_MAX_BLOCK_BYTES))
+            if is_long or size.strip(b"0123456789") or (end and not size):
                 # The mark is not printflock's.
                 yield mark
                 held = remaining
                 continue
             if not end or len(body) < min(int(size), _MAX_BLOCK_BYTES):
-                self._held = mark + remaining
+                self.held = mark + remaining
                 break
             yield body[: int(size)]
             held = body[int(size) :]
@@ -312,48 +304,37 @@ class BlockCutter:
 
     def overdue(self, now_s: float) -> bytes:
         """The incomplete block, if it is so old that its end may never come; b"": none."""
-        return self.flush() if self._held and now_s - self._held_since >= UNFINISHED_S else b""
+        return self.flush() if self.held and now_s - self._held_since >= UNFINISHED_S else b""
 
     def flush(self) -> bytes:
         """The incomplete block."""
-        held, self._held = self._held, b""
+        held, self.held = self.held, b""
         if held.startswith(_BLOCK_MARK):
             size, end, body = held[len(_BLOCK_MARK) :].partition(b"\n")
             return body if end and size.isdigit() else held
         return held
 
-    @property
-    def unfinished(self) -> bool:
-        return bool(self._held)
-
 
 class RankLogFile:
-    """A rank's log, with its unchanged output. If the log cannot be written, the job continues.
-
-    path:   of the log; "": there is no log
-    number: of the start of the job
-    """
+    """A rank's log, with its unchanged output. If the log cannot be written, the job continues."""
 
     def __init__(self, complain: Callable[[str], None]) -> None:
-        self._fd = -1
-        self._complain = complain
-        self.path = ""
-        self.number = 0
+        self._fd, self._complain = -1, complain
+        self.path = ""  # "": there is no log
+        self.number = 0  # of the start of the job
 
     def open(self, directory: str, stem: str, restart: int) -> None:
         """Open ``DIRECTORY/STEM.RESTART.log``; if it exists, the next free number is taken."""
         path = directory
         try:
             os.makedirs(directory, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             for number in range(restart, restart + 10000):
                 path = os.path.join(directory, f"{stem}.{number}.log")
-                try:
-                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                with suppress(FileExistsError):
                     self._fd = os.open(path, flags, 0o666)
-                except FileExistsError:
-                    continue
-                self.path, self.number = path, number
-                return
+                    self.path, self.number = path, number
+                    return
             self._complain(f"no log: {directory} has too many of {stem}")
         except OSError as error:
             self._complain(f"no log: {path}: {error.strerror}")
@@ -371,19 +352,14 @@ class RankLogFile:
 
 class OutputChannel:
     """One stream of the child's output, which is copied to our own stream.
-
-    source:     the descriptor to read it; closed if our stream has no reader, so that the child's
-                writes fail
-    read_bytes: the total bytes that have been read
+    source: to read it; closed if our stream has no reader, so that the child's writes fail
     """
 
     def __init__(self, source: int, target: int, prefix: bytes, log: RankLogFile) -> None:
         self.source, self._target, self._log = source, target, log
-        self._lines = LineCutter(prefix, os.isatty(target))
-        self._blocks = BlockCutter()
-        self._pipe_lock = PipeLock(target)
-        self._has_reader = True
-        self.read_bytes = 0
+        self._lines, self._blocks = LineCutter(prefix, os.isatty(target)), BlockCutter()
+        self._pipe_lock, self._has_reader = PipeLock(target), True
+        self.read_bytes = 0  # in total
 
     def expected_bytes(self) -> int:
         """The total bytes after all data that is in the pipe now has been read."""
@@ -416,7 +392,7 @@ class OutputChannel:
 
     @property
     def unfinished(self) -> bool:
-        return self._lines.unfinished or self._blocks.unfinished
+        return bool(self.source >= 0 and (self._lines.held or self._blocks.held))
 
     def overdue(self) -> None:
         """Write an unfinished line or block that is old enough."""
@@ -477,16 +453,10 @@ class SignalProbe:
     def _start(self) -> None:
         import subprocess
 
+        how: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        how |= {"env": {"PATH": "/usr/bin:/bin"}, "cwd": "/", "preexec_fn": _block_signals}
         with suppress(OSError):
-            self._child = subprocess.Popen(
-                ["sleep", "2147483647"],
-                env={"PATH": "/usr/bin:/bin"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                preexec_fn=_block_signals,  # noqa: PLW1509
-            )
+            self._child = subprocess.Popen(["sleep", "2147483647"], **how)
 
     def end(self) -> None:
         if self._child is not None:
@@ -588,10 +558,7 @@ def recorder_variables(
 
 
 def find_torch(command: str, environment: Mapping[str, str]) -> str:
-    """The directory of the PyTorch that COMMAND's Python would import; "": not found.
-
-    The Python is not started.
-    """
+    """The directory of the PyTorch that COMMAND's Python, not started, would import; "": none."""
     import glob
     import shutil
 
@@ -672,7 +639,6 @@ def sync_hazard(torch: str, nccl: str) -> str:
 
 def sync_variables(is_cuda: bool | None) -> dict[str, str]:
     """The variables that make each launch wait for its kernel.
-
     is_cuda: PyTorch was built for NVIDIA's GPUs; False: for AMD's; None: not known
     """
     if is_cuda is None:
@@ -718,7 +684,6 @@ if "NODEREADY_RUN_DEBUG" in os.environ and sys.version_info >= (3, 9):
 
 def prepare(directory: str, number: int) -> None:
     """Fill the directory that comes first in the job's PYTHONPATH. Raises OSError.
-
     number: the signal for the stacks; 0: none
     """
     # By the loader, because this file may lie in a bundle, there beside its compiled copy.
@@ -772,8 +737,6 @@ def printflock(*values: Any, **options: Any) -> None:
 
     from nodeready_run import printflock as print
     """
-    import io
-
     file = options.pop("file", None) or sys.stdout
     options.pop("flush", None)
     text = io.StringIO()
@@ -799,8 +762,7 @@ def _stream_id(fd: int) -> str:
 
 # --- In the job: the debugger of one rank.
 
-#: MSG_NOSIGNAL of send(2): the program may have given SIGPIPE its default action.
-_NO_SIGNAL = 0x4000
+_NO_SIGNAL = 0x4000  # MSG_NOSIGNAL of send(2): SIGPIPE may have its default action
 #: The variable with the rank to debug and the directory of its socket, ``RANK:DIRECTORY``.
 DEBUG = "NODEREADY_RUN_DEBUG"
 #: Interrupts the main thread (libraries do not use it); seconds until a main thread is in C.
@@ -996,19 +958,17 @@ class RankSupervisor:
     """One child, its output and its signals."""
 
     def __init__(self, options: Any) -> None:
-        self._options = options
-        self._environment = dict(os.environ)
-        self._node = node_name(self._environment)
-        self._rank = rank_of(self._environment)
+        self._options, self._environment = options, dict(os.environ)
+        self._node, self._rank = node_name(self._environment), rank_of(self._environment)
         name = f"{self._node}:{self._rank}" if self._rank else self._node
         self._prefix = f"[{name}] ".encode(errors="surrogateescape")
         self._log = RankLogFile(self._complain)
         self._channels: list[OutputChannel] = []
         self._child: Any = None
+        self._watch: Any = None
         self._signal_probe: SignalProbe | None = None
         self._wake = os.pipe()
         self._command: list[str] = options.command
-        self._watch: Any = None
 
     def _complain(self, text: str) -> None:
         line = f"nodeready run: {text}\n".encode(errors="surrogateescape")
@@ -1083,21 +1043,18 @@ class RankSupervisor:
             return
         is_spread = os.environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
         transport = ["--via", "srun"] if is_spread else ["--local"]
+        words = [program, "watch", *transport, "--job", job, *_WATCH]
         ranks = (*RANKS, "LOCAL_RANK")  # it is no rank itself
+        environment = {name: text for name, text in os.environ.items() if name not in ranks}
         # Not our own stream: what it starts would keep that open after our end.
         source, end = os.pipe()
         os.set_blocking(source, False)
-        log = RankLogFile(self._complain)
+        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": end, "stderr": end}
         try:
+            log = RankLogFile(self._complain)
             self._channels.append(OutputChannel(source, 2, self._prefix, log))
-            self._watch = subprocess.Popen(
-                [program, "watch", *transport, "--job", job, *_WATCH],
-                stdin=subprocess.DEVNULL,
-                stdout=end,
-                stderr=end,
-                env={name: text for name, text in os.environ.items() if name not in ranks},
-                preexec_fn=_end_with_parent,  # noqa: PLW1509
-            )
+            how |= {"env": environment, "preexec_fn": _end_with_parent}
+            self._watch = subprocess.Popen(words, **how)
         except OSError as error:
             self._complain(f"no watch: {program}: {error.strerror}")
         os.close(end)
@@ -1118,18 +1075,15 @@ class RankSupervisor:
         if log_dir:
             stem = f"{self._node}-rank{self._rank}" if self._rank else self._node
             self._log.open(log_dir, stem, restart_of(self._environment))
-        torch = find_torch(self._options.command[0], self._environment)
-        if torch:
+        if torch := find_torch(self._options.command[0], self._environment):
             # PyTorch appends the rank. All ranks of a start share a directory, as PyTorch's
-            # analyser (torchfrtrace) needs it. Each start has another directory, so dumps are not
-            # overwritten.
+            # analyser (torchfrtrace) needs it. Each start has its own: no dump is overwritten.
             dumps = ""
             if self._log.path:
-                dumps = os.path.join(log_dir, f"recorder.{self._log.number}")
-                try:
-                    os.makedirs(dumps, exist_ok=True)
-                except OSError:
-                    dumps = ""
+                path = os.path.join(log_dir, f"recorder.{self._log.number}")
+                with suppress(OSError):
+                    os.makedirs(path, exist_ok=True)
+                    dumps = path
             self._environment.update(recorder_variables(torch, self._environment, dumps))
 
     def _streams(self) -> tuple[int, int]:
@@ -1184,19 +1138,14 @@ class RankSupervisor:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-        command = self._command
+        how: dict[str, Any] = {"env": self._environment, "close_fds": False}
+        how |= {"stdout": None if out < 0 else out, "stderr": None if error < 0 else error}
+        how |= {"preexec_fn": restore_signals}
         try:
-            self._child = subprocess.Popen(
-                command,
-                stdout=None if out < 0 else out,
-                stderr=None if error < 0 else error,
-                env=self._environment,
-                close_fds=False,
-                preexec_fn=restore_signals,  # noqa: PLW1509
-            )
+            self._child = subprocess.Popen(self._command, **how)
         except OSError as problem:
             # Popen names the working directory if that is missing.
-            self._complain(f"{problem.filename or command[0]}: {problem.strerror}")
+            self._complain(f"{problem.filename or self._command[0]}: {problem.strerror}")
             return NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_RUN
         finally:
             for end in {out, error} - {-1}:
@@ -1217,7 +1166,7 @@ class RankSupervisor:
                 signal.signal(number, signal.SIG_DFL)
         for channel in self._channels:
             channel.end()
-        return 128 - status if status < 0 else int(status)
+        return 128 - status if status < 0 else status
 
     def _forward(self, number: int, _: FrameType | None) -> None:
         if self._child is None or self._child.poll() is not None:
@@ -1234,10 +1183,6 @@ class RankSupervisor:
         for channel in self._channels:
             channel.resize()
 
-    @property
-    def _unfinished(self) -> bool:
-        return any(channel.unfinished for channel in self._channels if channel.source >= 0)
-
     def _relay(self) -> int:
         """Copy the output until the child has ended. Returns its status in the form of Popen."""
         quiet_since = ended = 0.0
@@ -1245,9 +1190,7 @@ class RankSupervisor:
         while True:
             status = self._child.poll()
             now_s = time.monotonic()
-            sources = {
-                channel.source: channel for channel in self._channels if channel.source >= 0
-            }
+            sources = {c.source: c for c in self._channels if c.source >= 0}
             if status is not None:
                 if not ended:
                     ended = now_s
@@ -1258,7 +1201,8 @@ class RankSupervisor:
                     return int(status)
                 timeout_s = SILENCE_S / 4
             else:
-                timeout_s = UNFINISHED_S / 4 if self._unfinished else 60.0
+                is_unfinished = any(channel.unfinished for channel in self._channels)
+                timeout_s = UNFINISHED_S / 4 if is_unfinished else 60.0
             poll = select.poll()
             for source in (*sources, self._wake[0]):
                 poll.register(source, select.POLLIN)
@@ -1305,27 +1249,15 @@ def arguments(words: Sequence[str] | None = None) -> Any:
     """The options and the command. Raises SystemExit for a usage error."""
     import argparse
 
-    parser = argparse.ArgumentParser(
-        prog="nodeready run",
-        usage="%(prog)s [OPTIONS] COMMAND ...",
-        description="Start COMMAND, one rank of a job, so that its hang can be debugged.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--log-dir",
-        metavar="DIR",
-        default="",
-        help="keep its output in DIR/NODE-rankN.RESTART.log, and the flight recorder's dumps",
-    )
-    parser.add_argument(
-        "--signal",
-        metavar="NAME",
-        default="URG",
-        help="every Python of it writes its stacks on this signal; none: leave all alone (URG)",
-    )
-    parser.add_argument(
-        "--debug-rank", metavar="N", type=int, help="rank that nodeready stacks can debug"
-    )
+    usage = "%(prog)s [OPTIONS] COMMAND ..."
+    about = "Start COMMAND, one rank of a job, so that its hang can be debugged."
+    parser = argparse.ArgumentParser("nodeready run", usage, about, allow_abbrev=False)
+    text = "keep its output in DIR/NODE-rankN.RESTART.log, and the flight recorder's dumps"
+    parser.add_argument("--log-dir", metavar="DIR", default="", help=text)
+    text = "every Python of it writes its stacks on this signal; none: leave all alone (URG)"
+    parser.add_argument("--signal", metavar="NAME", default="URG", help=text)
+    text = "rank that nodeready stacks can debug"
+    parser.add_argument("--debug-rank", metavar="N", type=int, help=text)
     for name, text in (
         ("--sync-cuda", "each launch waits for its kernel, so that an error has the right stack"),
         ("--on-cpu", "hide all GPUs, so that the program runs on the CPU"),
@@ -1335,8 +1267,7 @@ def arguments(words: Sequence[str] | None = None) -> Any:
         parser.add_argument(name, action="store_true", help=text)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
-    if options.command[:1] == ["--"]:
-        options.command = options.command[1:]
+    options.command = options.command[options.command[:1] == ["--"] :]
     if not options.command:
         parser.error("no command: nodeready run python train.py")
     try:

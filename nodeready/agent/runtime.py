@@ -53,9 +53,7 @@ def _process_stat(pid: int) -> tuple[int, int, int]:
 
 
 def send_signal(pid: int, start: int, number: int = signal.SIGKILL) -> None:
-    """Signal the process with this start time (in ticks since boot), unless another has its pid
-    now. Raises OSError.
-    """
+    """Signal the process with this pid and this start in ticks since boot. Raises OSError."""
     handle = -1
     # Missing in some Pythons and before Linux 5.3. Then the pid may be reused before the signal.
     with contextlib.suppress(AttributeError, OSError):
@@ -122,19 +120,19 @@ class Watchdog:
 
     def _write_line(self, word: str) -> None:
         with contextlib.suppress(OSError):
-            os.write(self._write, word.encode())
+            os.write(self._write, f"{word}\n".encode())
 
     def add(self, pid: int) -> None:
         """Watch this process, which was started in a new session."""
-        self._write_line(f"+{pid}\n")
+        self._write_line(f"+{pid}")
 
     def remove(self, pid: int) -> None:
         """Forget this process, which has ended."""
-        self._write_line(f"-{pid}\n")
+        self._write_line(f"-{pid}")
 
     def close(self) -> None:
         """End the watchdog: every process has ended."""
-        self._write_line(f"{_OVER}\n")
+        self._write_line(_OVER)
         with contextlib.suppress(OSError):
             os.close(self._write)
         with contextlib.suppress(OSError):
@@ -249,9 +247,8 @@ def responds(canary: subprocess.Popen[bytes]) -> bool:
     try:
         canary.stdin.write(b".")
         canary.stdin.flush()
-        if not select.select([canary.stdout], [], [], 2)[0]:
-            return False
-        return os.read(canary.stdout.fileno(), 1) == b"."
+        ready = select.select([canary.stdout], [], [], 2)[0]
+        return bool(ready) and os.read(canary.stdout.fileno(), 1) == b"."
     except (OSError, ValueError):  # it has ended, or another thread ended it
         return False
 
@@ -299,13 +296,8 @@ class ProcessSupervisor:
         """Start a program in a new session, so that it can be ended with its children. Raises
         OSError if it cannot be started.
         """
-        settings = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "cwd": "/",
-            **how,
-        }
+        pipe = subprocess.PIPE
+        settings = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "cwd": "/", **how}
         with self._lock:
             if self._over:
                 raise OSError("ended")
@@ -414,9 +406,8 @@ class ProcessSupervisor:
         """Ask these processes to end, if they have a time for that, and wait so long. A process
         that ends keeps its pid, by which the processes that it started are found.
         """
-        running = [
-            process for process in processes if self._grace_s and process.returncode is None
-        ]
+        running = [process for process in processes if process.returncode is None]
+        running = running if self._grace_s else []
         until = time.monotonic() + self._grace_s
         for process in running:
             # Not process.terminate(), which waits for one that has ended, and so frees its pid.
@@ -474,11 +465,9 @@ def _read(
 
 # --- Work that may hang forever, in a fork that is then left behind.
 
-#: Sends plain data to the process that made the fork.
-Send = Callable[[Any], None]
+Send = Callable[[Any], None]  # sends plain data to the process that made the fork
 
-#: Maximum bytes of one message; a fork that sends a longer message is no longer read.
-_MAX_MESSAGE_BYTES = 64 << 20
+_MAX_MESSAGE_BYTES = 64 << 20  # maximum of a message; after a longer one a fork is not read
 
 
 class ForkedWorker:

@@ -11,21 +11,17 @@ from typing import Any, TypeVar
 LEFT_OUT = "(left out)"  # the replacement of a secret
 # The words of a name in any style: `apiKey`, `API_KEY`, `x-api-key`.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_STRONG = frozenset(
-    (
-        "password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential",
-        "credentials", "cred", "creds", "apikey", "authorization", "cookie", "cookies",
-        "private", "accesskey", "secretkey", "privatekey", "sessionid", "bearer", "dsn",
-        "connectionstring", "netrc", "pgpass", "pgpassword",
-    )
-)  # fmt: skip
+_STRONG = {
+    "password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential", "credentials",
+    "cred", "creds", "apikey", "authorization", "cookie", "cookies", "private", "accesskey",
+    "secretkey", "privatekey", "sessionid", "bearer", "dsn", "connectionstring", "netrc", "pgpass",
+    "pgpassword",
+}  # fmt: skip
 #: Words that may name a secret, or a tensor, a mask or a number: `key`, `max_token`, `auth`.
-_WEAK = frozenset(
-    (
-        "key", "keys", "token", "auth", "authtoken", "jwt", "session", "signature", "salt",
-        "pass", "pat", "pw", "webhook", "otp", "pin", "oauth", "sas",
-    )
-)  # fmt: skip
+_WEAK = {
+    "key", "keys", "token", "auth", "authtoken", "jwt", "session", "signature", "salt", "pass",
+    "pat", "pw", "webhook", "otp", "pin", "oauth", "sas",
+}  # fmt: skip
 # Values that are no secret under a weak name: a number, True, None, an object without its text,
 # or a list of these.
 _PLAIN = re.compile(
@@ -150,7 +146,6 @@ def is_secret(name: str, value: str) -> bool:
 
 def redact(name: str, value: str) -> str:
     """The value without secrets.
-
     name: of a variable, an attribute or an option; "": the value is a text, such as a log's line
           or a command line. There a long word of letters and digits may be a commit or a
           function, so only secrets by their name, form or place are removed
@@ -181,15 +176,13 @@ _KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"), "
 
 _MAX_CACHED = 4096  # maximum characters of a text whose result is cached
 
-#: The same texts repeat: 10,000 ranks have one command line.
-_redact = lru_cache(maxsize=65536)(partial(redact, ""))
+_redact = lru_cache(maxsize=65536)(partial(redact, ""))  # 10,000 ranks have one command line
 
 
 def redacted(value: Value) -> Value:
     """The same value with `redact` applied to all texts in it: a dataclass, or plain data.
 
-    The whole value of a key that names a secret is replaced. No text becomes longer than it was,
-    or than `LEFT_OUT`.
+    A value whose key names a secret is replaced. No text gets longer than it was, or `LEFT_OUT`.
     """
     return _redacted(value)  # type: ignore[no-any-return]
 

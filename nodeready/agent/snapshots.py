@@ -17,8 +17,7 @@ from nodeready.core.policy import Policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.snapshot import Snapshot
 
-#: Seconds for a whole snapshot on a node; each section has its own, smaller limit.
-PROBE_TIMEOUT_S = 60
+PROBE_TIMEOUT_S = 60  # seconds for a snapshot on a node; each section has a smaller limit
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,9 @@ NOBODY = 65534  # the user who reads files that root has opened
 READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFLNK: "a link",
-}
+    stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFLNK: "a link",
+}  # fmt: skip
 
 
 class FileRefused(OSError):
@@ -50,9 +46,7 @@ class FileRefused(OSError):
 
 def special_kind(mode: int) -> str:
     """The kind of a file that is not regular, such as ``a FIFO``; "" for a regular file."""
-    if stat.S_ISREG(mode):
-        return ""
-    return _KINDS.get(stat.S_IFMT(mode), "no regular file")
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no regular file")
 
 
 # --- Rights: a file that a user can write is read with that user's rights, not root's.
@@ -152,12 +146,8 @@ def confine(memory_bytes: int, cpu_s: int, file_bytes: int = 0, *, executes: boo
         # Read as bytes: after rights are given up, a codec may not be importable.
         with open("/proc/self/statm", "rb") as file:
             memory_bytes += int(file.read().split()[0]) * resource.getpagesize()
-    for number, limit in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_FSIZE, file_bytes),
-    ):
+    numbers = resource.RLIMIT_CORE, resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE
+    for number, limit in zip(numbers, (0, memory_bytes, cpu_s, file_bytes)):
         hard = resource.getrlimit(number)[1]
         allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(number, (allowed, allowed))
@@ -380,8 +370,7 @@ def open_regular(
     path:       without links (`Resolved`)
     owner:      of the links that led to the file, with whose rights it is opened; None: the
                 rights of the file's owner are used
-    hard_links: also open a file, unless it is root's, whose name may be a hard link by a user
-                other than its owner
+    hard_links: also open a file, unless it is root's, whose name may be another user's hard link
 
     Raises OSError; FileRefused for other files, which are not opened.
     """
@@ -454,7 +443,6 @@ def main_uid(uid: int) -> int:
 class _Owned(Protocol):
     @property
     def owner(self) -> int: ...
-
     @property
     def modified_ns(self) -> int: ...
 

@@ -43,8 +43,7 @@ _ROW = ("check", "status", "expected", "actual", "source", "fix", "owner", "seve
 _SHORT = ("check", "status", "owner", "severity", "actions")  # without the texts
 _LATEST_S = 1e11  # the latest time of a verdict that makes sense, in seconds since 1970
 
-#: The fields of a Result that are not empty; `actions` is a list.
-Row = Mapping[str, Any]
+Row = Mapping[str, Any]  # the fields of a Result that are not empty; `actions` is a list
 
 
 @dataclass(frozen=True)
@@ -58,16 +57,14 @@ class NodeVerdict:
     reasons: tuple[str, ...] = ()  # why the node may get no job, a short line each
     node: str = ""  # the node's own host name
     version: str = ""  # of the nodeready that judged; "": a version that wrote no results
-    # with a status of LISTED, and the fields of a Result that are not empty
-    results: tuple[Row, ...] = ()
+    results: tuple[Row, ...] = ()  # those of LISTED, without empty fields
     ok: tuple[str, ...] = ()  # the ids of the checks that passed, and of those that do not apply
     na: tuple[str, ...] = ()  # likewise
 
     @property
     def costed_reasons(self) -> tuple[str, ...]:
         """The reasons, after what the worst one costs a job, and the first action against it:
-        ``loses job, reset GPU: gpus.ecc_errors: 2 uncorrectable``, and ``loses job? inspect: …``
-        for what is unknown.
+        ``loses job, reset GPU: gpus.ecc_errors: 2 uncorrectable``; if unknown ``loses job? …``.
         """
         stopping = [row for row in self.results if row["status"] in ("fail", "unknown")]
         if self.go or not stopping:
@@ -94,16 +91,13 @@ def parse(text: bytes) -> NodeVerdict | None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     lists = (verdict.reasons, verdict.ok, verdict.na)
+    words = (verdict.boot_id, verdict.policy_digest, verdict.node, verdict.version)
     is_valid = (
         type(verdict.time) in (int, float)
         and 0 <= verdict.time < _LATEST_S
-        and all(
-            isinstance(text, str)
-            for text in (verdict.boot_id, verdict.policy_digest, verdict.node, verdict.version)
-        )
         and isinstance(verdict.go, bool)
         and all(isinstance(values, (list, tuple)) for values in (*lists, verdict.results))
-        and all(isinstance(text, str) for values in lists for text in values)
+        and all(isinstance(text, str) for values in (words, *lists) for text in values)
         and all(CHECK.fullmatch(check) for check in (*verdict.ok, *verdict.na))
         and all(map(_is_valid_row, verdict.results))
         # There are reasons exactly if it is a no-go.
@@ -111,32 +105,27 @@ def parse(text: bytes) -> NodeVerdict | None:
     )
     if not is_valid:
         return None
-    fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
-    }
+    values = ((key, tuple(v) if isinstance(v, list) else v) for key, v in data.items())
+    fields: dict[str, Any] = dict(values)
     return NodeVerdict(**fields)
 
 
 def _is_valid_row(row: Any) -> bool:
+    if not isinstance(row, dict):
+        return False
+    actions = row.get("actions", [])
     return (
-        isinstance(row, dict)
-        and all(
-            isinstance(value, str) if key in _ROW else key == "actions" and _is_actions(value)
-            for key, value in row.items()
-        )
+        row.keys() <= {*_ROW, "actions"}
+        and all(isinstance(row[key], str) for key in row.keys() - {"actions"})
+        and isinstance(actions, list)
+        and all(isinstance(action, str) and action in ACTIONS for action in actions)
         and row.get("status") in LISTED
         and row.get("severity", "") in (*SEVERITIES, "")
         and bool(CHECK.fullmatch(row.get("check", "")))
     )
 
 
-def _is_actions(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(action, str) and action in ACTIONS for action in value
-    )
-
-
-def listed_fields(results: Iterable[Result]) -> dict[str, tuple[Any, ...]]:
+def listed_fields(results: Iterable[Result]) -> dict[str, Any]:
     """The fields `results`, `ok` and `na` of a verdict. Texts may be left out, never a status."""
     fields: dict[str, list[Any]] = {"results": [], "ok": [], "na": []}
     remaining_bytes = _MAX_RESULT_BYTES
@@ -167,8 +156,7 @@ class SourceError(Exception):
     """A verdict could not be kept, or the verdicts could not be collected; one line."""
 
 
-#: Sends plain data from the process that does the work.
-Send = Callable[[Any], None]
+Send = Callable[[Any], None]  # sends plain data from the process that does the work
 
 
 def _reported(work: Callable[[Send], None], send: Send) -> None:
@@ -229,13 +217,11 @@ def _close(number: int) -> None:
 
 MAX_BYTES = 64 << 10  # maximum bytes of a verdict's file; `listed_fields` stays below
 WRITE_S = 10.0  # seconds that a node waits for its file server
-#: A write that hangs keeps this directory locked, so that later writes fail and do not hang.
-LOCK = "/run/nodeready"
+LOCK = "/run/nodeready"  # a hanging write keeps it locked, so that later writes fail at once
 
 
 def keep(verdict: NodeVerdict, directory: str, max_age_s: float) -> None:
     """Write the verdict into the directory, within WRITE_S even if the file server hangs.
-
     max_age_s: an older verdict of another machine is replaced
     Raises SourceError, OSError.
     """
@@ -250,10 +236,9 @@ def keep(verdict: NodeVerdict, directory: str, max_age_s: float) -> None:
     def write(send: Send) -> None:
         other = twin(path, verdict, max_age_s, time.clock_gettime(time.CLOCK_BOOTTIME))
         if other is not None:
-            raise SourceError(
-                f"{path}: another machine wrote it {span(max(0.0, verdict.time - other.time))} "
-                "ago: two have this host name"
-            )
+            age = span(max(0.0, verdict.time - other.time))
+            reason = f"another machine wrote it {age} ago: two have this host name"
+            raise SourceError(f"{path}: {reason}")
         write_atomically(path, [verdict.text()], 0o644, keep_mode=False)
 
     import fcntl
@@ -295,9 +280,7 @@ def twin(
 def read_file(
     directory: int, name: str, owners: frozenset[int] | None = None
 ) -> tuple[str, bytes]:
-    """Why the file is refused, or "", and its content. Raises OSError.
-    directory: a file descriptor
-    """
+    """Why a file of this open directory is refused, or "", and its content. Raises OSError."""
     path_descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         status = os.fstat(path_descriptor)

@@ -17,8 +17,7 @@ from nodeready.agent.users_file import ROOT, follow, open_regular
 
 # --- The notes and program headers of core(5) and elf(5). Pure: bytes in, a dataclass out.
 #
-# Little-endian 64-bit cores of x86_64 and aarch64. A size in the file never exceeds the bytes that
-# are read.
+# Little-endian 64-bit cores of x86_64 and aarch64. A size in the file never exceeds what is read.
 
 #: The length of an ELF file's header.
 EHDR_BYTES = 64
@@ -59,8 +58,7 @@ class Notes:
     threads: int = 0  # number of PRSTATUS notes
     entry: int = 0
     execfn: int = 0
-    # mapped files: first address, last address, path as bytes
-    files: tuple[tuple[int, int, bytes], ...] = ()
+    files: tuple[tuple[int, int, bytes], ...] = ()  # mapped: first, last address, path
     auxv: bytes = b""  # the auxiliary vector that the program got at its start, as bytes
 
     def executable(self) -> tuple[int, str]:
@@ -218,8 +216,7 @@ class CoreReader:
         table = _read(number, size, offset)
         memory, notes = segments(table)
         self.memory: list[Segment] = memory
-        #: The complete size; None: the core ends within its program headers.
-        self.whole_bytes: int | None = None
+        self.whole_bytes: int | None = None  # None: it ends within its program headers
         if len(table) == size:
             total_bytes = max((n.offset + n.size for n in (*memory, *notes)), default=0)
             self.whole_bytes = total_bytes if total_bytes <= sys.maxsize else None

@@ -12,21 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nodeready.agent.users_file import (
-    ROOT,
-    Resolved,
-    by_turns,
-    follow,
-    main_uid,
-    modified_ns,
-    scan,
-)
+from nodeready.agent import users_file
+from nodeready.agent.users_file import ROOT, Resolved
 
 # --- A pattern expanded: the path of a core.
 
 UNKNOWN = "\0"  # replaces a value that only the kernel knows: a pid in an outer namespace, the CPU
-#: All specifiers of Linux 6.16; the kernel drops any other specifier.
-SPECIFIERS = frozenset("cCdeEFghiIpPstu")
+SPECIFIERS = frozenset("cCdeEFghiIpPstu")  # of Linux 6.16; the kernel drops all others
 # The kernel removes slashes and dots from these values, so they lead into no other directory.
 _NAMES = frozenset("eEh")
 
@@ -157,8 +149,7 @@ class CorePlace:
         """The existing directories of the pattern. Raises OSError if none exists.
 
         Only directories of the pattern are listed. Any user may have created a directory with a
-        value in its name: such a link is not followed, and of too many directories each user's
-        newest are taken.
+        value in its name: such a link is not followed; of too many, each user's newest are taken.
         """
         first, *parts = self._parts()
         if first or not parts:
@@ -166,15 +157,13 @@ class CorePlace:
         directories = [PatternDirectory("/", ROOT, {})]
         for part in parts[:-1]:
             problems: list[OSError] = []
-            entered = [
-                directory
-                for parent in directories
-                for directory in self._enter(parent, part, problems)
-            ]
+            entered = [d for parent in directories for d in self._enter(parent, part, problems)]
             if problems and not entered:
                 raise problems[0]
             is_too_many = len(entered) > _MAX_DIRECTORIES
-            directories = by_turns(entered)[:_MAX_DIRECTORIES] if is_too_many else entered
+            directories = (
+                users_file.by_turns(entered)[:_MAX_DIRECTORIES] if is_too_many else entered
+            )
         return directories
 
     @property
@@ -190,16 +179,14 @@ class CorePlace:
             stem = name[: suffix.start()] if suffix else name
             match = expression.fullmatch(stem) or (None if suffix else expression.fullmatch(name))
             if match:
-                yield CoreName(
-                    os.path.join(directory.shown, name),
-                    {**match.groupdict(), **directory.values},
-                    suffix[0] if suffix else "",
-                )
+                values = {**match.groupdict(), **directory.values}
+                path = os.path.join(directory.shown, name)
+                yield CoreName(path, values, suffix[0] if suffix else "")
 
     def find(self) -> Iterator[CoreName]:
         """The existing files, in no order. Raises OSError if there is no such directory."""
         for directory in self.directories():
-            with scan(directory.real) as entries:
+            with users_file.scan(directory.real) as entries:
                 yield from self.names(directory, (entry.name for entry in entries))
 
     def _enter(
@@ -209,10 +196,10 @@ class CorePlace:
         directories: list[PatternDirectory] = []
         try:
             if "\x01" not in part:
-                real = follow(directory.real, part)
+                real = users_file.follow(directory.real, part)
                 return [replace(directory, shown=os.path.join(directory.shown, part), real=real)]
             expression = _regex(part)
-            with scan(directory.real) as entries:
+            with users_file.scan(directory.real) as entries:
                 for entry in entries:
                     match = expression.fullmatch(entry.name)
                     if match and entry.is_dir(follow_symlinks=False):
@@ -227,13 +214,11 @@ def _subdirectory(
 ) -> PatternDirectory:
     """A subdirectory, with the values in its name."""
     status = entry.stat(follow_symlinks=False)
-    return PatternDirectory(
-        os.path.join(directory.shown, entry.name),
-        Resolved(os.path.join(directory.real.path, entry.name), directory.real.owner),
-        {**values, **directory.values},
-        main_uid(status.st_uid),
-        modified_ns(status),
-    )
+    shown = os.path.join(directory.shown, entry.name)
+    path = os.path.join(directory.real.path, entry.name)
+    owner, modified_ns = users_file.main_uid(status.st_uid), users_file.modified_ns(status)
+    real, values = Resolved(path, directory.real.owner), {**values, **directory.values}
+    return PatternDirectory(shown, real, values, owner, modified_ns)
 
 
 def _regex(part: str) -> re.Pattern[str]:
@@ -241,8 +226,7 @@ def _regex(part: str) -> re.Pattern[str]:
     text, position, keywords = "", 0, set[str]()
     for mark in _MARK.finditer(part):
         letter = mark[1]
-        # The kernel's or systemd's maximum (\\x20 for a byte), so that no name takes long to
-        # match.
+        # The kernel's or systemd's maximum (\\x20 for a byte): no name takes long to match.
         kind = "[0-9]{1,20}" if letter in _NUMBERS else f".{{0,{_MAX_LENGTHS.get(letter, 255)}}}"
         group = f"(?:{kind})" if letter in keywords else f"(?P<{letter}>{kind})"
         text += re.escape(part[position : mark.start()]) + group

@@ -96,9 +96,8 @@ def privilege_problem(pid: int) -> str:
     Raises OSError if the process has ended or is another user's.
     """
     threads = list(_threads(pid).values())
-    users, groups = (
-        {row for thread in threads for row in thread[name].split()} for name in ("Uid", "Gid")
-    )
+    users = {row for thread in threads for row in thread["Uid"].split()}
+    groups = {row for thread in threads for row in thread["Gid"].split()}
     if len(users) > 1 or len(groups) > 1:
         return "runs with the rights of more than one user or group (setuid, setgid)"
     uid = int(users.pop())
@@ -122,8 +121,7 @@ def core_bytes(smaps: Iterable[str]) -> int:
     """The bytes of memory that gdb copies, from the lines of /proc/PID/smaps (proc(5)).
 
     By the default of coredump_filter (core(5)) it is all memory that is no copy of a file, even
-    if it is unreadable or unused. Memory marked as not to be dumped (``dd``) and mapped devices
-    are excluded.
+    if it is unreadable or unused, without mapped devices and memory not to be dumped (``dd``).
     """
     total = size = 0
     for row in smaps:
@@ -307,8 +305,8 @@ def _preview(supervisor: ProcessSupervisor, target: DumpTarget, path: str, numbe
     """The preview. Raises DumpRefused if space or gdb is missing."""
     if not find_gdb():
         raise DumpRefused("gdb is not installed (nodeready deploy installs it)")
-    shown = supervisor.run([find_gdb(), "-nx", "--version"], 10, env=environment())
-    version = re.search(r" ([0-9]+)\.[0-9]", shown.out.split("\n", 1)[0])
+    ended = supervisor.run([find_gdb(), "-nx", "--version"], 10, env=environment())
+    version = re.search(r" ([0-9]+)\.[0-9]", ended.out.split("\n", 1)[0])
     # From 15.1 on, gdb leaves zeros out (its NEWS).
     is_sparse = version is not None and int(version[1]) >= 15
     need = _with_margin(target.resident_bytes if is_sparse else target.mapped_bytes)
@@ -319,14 +317,8 @@ def _preview(supervisor: ProcessSupervisor, target: DumpTarget, path: str, numbe
         zeros = "" if is_sparse else " (a gdb before 15 also writes the zeros of reserved memory)"
         raise DumpRefused(f"{printable(os.path.dirname(path))} has {reason}{zeros}")
     command = _read(f"/proc/{target.pid}/cmdline").replace("\0", " ").strip()
-    return Preview(
-        pid=target.pid,
-        started=target.started,
-        user=user_name(target.rights.uid),
-        command=printable(command[:200]),
-        path=path,
-        size_bytes=target.mapped_bytes,
-    )
+    shown, user = printable(command[:200]), user_name(target.rights.uid)
+    return Preview(target.pid, "", target.started, user, shown, path, target.mapped_bytes)
 
 
 # --- gdb: it holds the process, waits for our check, writes the core and detaches.
@@ -360,9 +352,7 @@ def _gdb_command(target: DumpTarget) -> list[str]:
 
 
 def _hold_problem(target: DumpTarget, session: int) -> str:
-    """Why gdb may not write, one line; "": it holds every thread, and the rights are the same.
-    session: of gdb
-    """
+    """Why gdb may not write; "": it holds every thread, with the same rights. session: of gdb"""
     pid = target.pid
     with contextlib.suppress(OSError):
         threads = _threads(pid)

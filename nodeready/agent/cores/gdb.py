@@ -136,13 +136,8 @@ def tool_command(
     maps_of:      the process whose mapped files the tool opens below /proc/PID/root; 0: none
     """
     groups = dict.fromkeys((rights.gid, *rights.groups))
-    options = [
-        str(rights.uid),
-        ",".join(map(str, groups)),
-        ",".join(map(str, capabilities)),
-        str(memory_bytes),
-        str(maps_of),
-    ]
+    words = [",".join(map(str, numbers)) for numbers in (groups, capabilities)]
+    options = [str(rights.uid), *words, str(memory_bytes), str(maps_of)]
     return [sys.executable, "-I", "-S", "-B", "-c", _LAUNCHER, *options, *tool]
 
 
@@ -171,8 +166,7 @@ TEXT = 1 << 20  # maximum bytes of gdb's output that are kept
 #: The headings in gdb's output, by which `nodeready.runs.cores` reads it.
 CRASHED, EVERY, PYTHON = "== the thread of the signal", "== every thread", "== Python"
 
-# Bytes that gdb may write: gdb writes nothing, but the site's wrapper may keep a log.
-_WRITTEN_BYTES = 1 << 20
+_WRITTEN_BYTES = 1 << 20  # that gdb may write: nothing, but the site's wrapper may keep a log
 _MIN_MEMORY, _MAX_MEMORY = 2 << 30, 16 << 30
 
 # A frame whose function is known.
@@ -184,11 +178,9 @@ _NOISE = ("Undefined command", "warning: Unexpected size of section")
 #: Settings before all others: they limit the files that bring code into gdb (gdb(1),
 #: "Auto-loading").
 GUARDS = (
-    "set auto-load safe-path $debugdir:$datadir/auto-load",
-    "set auto-load libthread-db off",
-    "set width 0",
-    "set height 0",
-)
+    "set auto-load safe-path $debugdir:$datadir/auto-load", "set auto-load libthread-db off",
+    "set width 0", "set height 0",
+)  # fmt: skip
 
 
 def find_gdb() -> str:
@@ -207,9 +199,7 @@ def environment() -> dict[str, str]:
 def words(
     gdb: str, core: str, program: str, commands: tuple[str, ...], guards: tuple[str, ...] = GUARDS
 ) -> list[str]:
-    """The words that start gdb in batch mode, without start-up files and prompts.
-    program: its path; "": it is not known
-    """
+    """The words for gdb in batch mode, without start-up files. program: its path; "": unknown"""
     argv = [gdb, "-batch", "-nx"]
     for line in guards:
         argv += ["-iex", line]
@@ -228,12 +218,11 @@ def _memory_bytes() -> int:
 @lru_cache(maxsize=1)
 def _libc() -> Any:
     """The C library; None: this Python has no ctypes."""
-    try:
+    with contextlib.suppress(ImportError, OSError):
         import ctypes
 
         return ctypes.CDLL(None)
-    except (ImportError, OSError):
-        return None
+    return None
 
 
 def _limit_gdb() -> None:
@@ -300,8 +289,7 @@ def live_stack(
         ended = supervisor.run(confined, min(limit_s, LIVE_LIMIT_S), env=environment())
     except (OSError, subprocess.SubprocessError, KeyError, ValueError, IndexError) as problem:
         return [], f"gdb: {getattr(problem, 'strerror', '') or problem}", False
-    frames = calls(ended.out)
-    if frames:
+    if frames := calls(ended.out):
         return frames, "", ended.rc is None
     if ended.rc is None:
         return [], "gdb did not finish in time", True
@@ -374,12 +362,11 @@ def backtrace(
     except (OSError, subprocess.SubprocessError) as problem:
         return "", f"{gdb}: {getattr(problem, 'strerror', '') or problem}", "", False
     text = bytes(output[:TEXT]).decode("utf-8", "replace")
+    was_ended = ended.rc is None
     if _NAMED.search(text):
-        if ended.rc is None:
-            doubt = f"gdb was ended after {limit_s:.0f} s: not every thread is there"
-            return text, "", doubt, True
-        return text, "", "", len(output) > TEXT
-    if ended.rc is None:
+        doubt = f"gdb was ended after {limit_s:.0f} s: not every thread is there"
+        return text, "", doubt if was_ended else "", was_ended or len(output) > TEXT
+    if was_ended:
         return "", f"gdb had no backtrace after {limit_s:.0f} s and was ended", "", False
     message = _last_message(ended.err)
     return "", "gdb finds no function in it" + (f": {message}" if message else ""), "", False

@@ -34,8 +34,7 @@ from nodeready.subjects.proof.facts import PROGRAM
 # --- The core files of a node, by their names in the few directories of the kernel.
 #
 # Any user may write to a core directory. Each directory is listed in a fork, and no file is
-# opened. If there are too many files, each user's newest files are listed, so no user can hide
-# another's.
+# opened. Of too many files, each user's newest are listed, so no user can hide another's.
 
 LISTED = 1000  # maximum files that are listed; any further files are only counted
 _KEPT = 20_000  # maximum files that are kept while a directory is read
@@ -70,23 +69,20 @@ class Listing:
 
 
 def core_places(patterns: Iterable[str]) -> tuple[list[CorePlace], list[str]]:
-    """The places that may have cores, and a note about each place that cannot be read.
-    patterns: of the policy
+    """The places that may have cores, also by these patterns of the policy, and a note about each
+    place that cannot be read.
     """
     places, notes = [], []
     live = core_pattern.live_place()
     if live.pattern.startswith("/"):
         places.append(live)
     elif not live.handler:
-        notes.append(
-            f"core_pattern is {live.shown or 'empty'}: cores lie in whatever directory each "
-            "process worked in, which nobody can list (nodeready deploy sets a path)"
-        )
+        note = "cores lie in whatever directory each process worked in, which nobody can list"
+        shown = live.shown or "empty"
+        notes.append(f"core_pattern is {shown}: {note} (nodeready deploy sets a path)")
     elif os.path.basename(live.handler) != PROGRAM:
-        notes.append(
-            f"core_pattern hands cores to {printable(live.handler)}, "
-            "which alone knows where they are"
-        )
+        handler = printable(live.handler)
+        notes.append(f"core_pattern hands cores to {handler}, which alone knows where they are")
     places += [CorePlace(pattern) for pattern in patterns if pattern.startswith("/")]
     if os.path.isdir(core_pattern.STORE):
         places.append(CorePlace(core_pattern.STORE_PATTERN))
@@ -142,25 +138,19 @@ def _entries(
         except OSError as problem:
             notes.append(f"{printable(directory.shown)}: {problem.strerror or problem}")
         if read_names < names:
-            notes.append(
-                f"{printable(directory.shown)}: {names:,} names or more, "
-                f"looked at {read_names:,}: "
-                "newer cores may be among the others"
-            )
+            counts = f"{names:,} names or more, looked at {read_names:,}"
+            note = "newer cores may be among the others"
+            notes.append(f"{printable(directory.shown)}: {counts}: {note}")
     return entries, count, notes
 
 
 def _entry(directory: int, entry: os.DirEntry[str]) -> _CoreEntry | None:
-    if not entry.is_file(follow_symlinks=False):
+    status = entry.stat(follow_symlinks=False) if entry.is_file(follow_symlinks=False) else None
+    if status is None or not stat.S_ISREG(status.st_mode):
         return None
-    status = entry.stat(follow_symlinks=False)
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    size_bytes, modified_ns = status.st_size, users_file.modified_ns(status)
+    identity = directory, entry.name, status.st_dev, status.st_ino
     owner = users_file.main_uid(status.st_uid)
-    return _CoreEntry(
-        directory, entry.name, status.st_dev, status.st_ino, modified_ns, size_bytes, owner
-    )
+    return _CoreEntry(*identity, users_file.modified_ns(status), status.st_size, owner)
 
 
 def _number(values: dict[str, str], letters: str) -> int | None:
@@ -214,10 +204,7 @@ def _list(place: CorePlace, since_s: float, send: Send) -> None:
 
 
 def listing(patterns: Iterable[str], since_s: float = 0) -> Listing:
-    """The cores of this node, the newest first.
-
-    Of more than LISTED, each user's newest cores are listed.
-
+    """The cores of this node, the newest first; of more than LISTED, each user's newest cores.
     patterns: of the policy; the pattern in force and systemd's store are added
     since_s:  maximum age of a core in seconds; 0: any age
     """
@@ -279,8 +266,7 @@ class CoreSummary:
     unread: wire.Line = ""
     warning: wire.Line = ""  # why the backtrace is doubtful, one line
     whole_bytes: int | None = None  # the size by the core's program headers; None: not known
-    # in the process's own namespace; None here and below: the core does not tell
-    pid: int | None = None
+    pid: int | None = None  # in its own namespace; None here and below: the core does not tell
     signal: int | None = None  # that ended the process; 0: none, it is a copy of a live process
     uid: int | None = None  # the file's owner; the user in the notes, if root owns the file
     user: wire.Name = ""  # likewise
@@ -302,8 +288,7 @@ class ReadTotals:
 
     read_count: wire.Count  # cores that were read
     unread_count: wire.Count  # cores beyond ``maximum``
-    # cores that were left out because they do not tell their job
-    unknown_job_count: wire.Count = 0
+    unknown_job_count: wire.Count = 0  # left out because they do not tell their job
 
 
 # --- The work.
@@ -334,11 +319,11 @@ def main(config: CoresConfig) -> None:
 
 def _read_all(supervisor: ProcessSupervisor, config: CoresConfig) -> None:
     read_count = unread_count = unknown_job_count = 0
-    for number, selected in enumerate(config.selected):
+    for number in range(len(config.selected)):
         if read_count == config.maximum:
             unread_count = len(config.selected) - number
             break
-        core = _read(supervisor, config, number, selected)
+        core = _read(supervisor, config, number)
         if not config.job or config.job in core.jobs:
             read_count += 1
             print(wire.line(config.nonce, "core", core), flush=True)
@@ -357,15 +342,10 @@ def read_notes(supervisor: ProcessSupervisor, selected: tuple[str, int, int, int
         return CoreSummary(0, unread=_TOO_COSTLY)
 
 
-def _read(
-    supervisor: ProcessSupervisor,
-    config: CoresConfig,
-    number: int,
-    selected: tuple[str, int, int, int],
-) -> CoreSummary:
-    """One core; an error is a field of it."""
+def _read(supervisor: ProcessSupervisor, config: CoresConfig, number: int) -> CoreSummary:
+    """One of the selected cores; an error is a field of it."""
     began, core = time.monotonic(), CoreSummary(number)
-    with _CoreReading(supervisor, selected) as reading:
+    with _CoreReading(supervisor, config.selected[number]) as reading:
         try:
             core = replace(reading.core(), number=number)
             if not core.unread and (not config.job or config.job in core.jobs):
@@ -377,11 +357,12 @@ def _read(
 
 # --- One core: its file opened, and its notes read, in a fork.
 
-#: The fork's wall-clock seconds, CPU seconds and memory.
-_READ_S, _READ_CPU_S, _READ_MEMORY = 20.0, 15, 1 << 30
+_READ_S, _READ_CPU_S, _READ_MEMORY = 20.0, 15, 1 << 30  # the fork's seconds, of CPU, memory
 #: Maximum files that a core names and that are checked.
 _NAMES = 10_000
 _TOO_COSTLY = "not read: it takes more time or memory than a core may"
+_NOT_PERMITTED = "not permitted to read it: it is another user's (its owner or root may: --sudo)"
+_NO_TOOL = "coredumpctl, which is not installed,"
 _STORED = re.compile(re.escape(core_pattern.STORE) + r"/core\..*\.([0-9]+)\.[0-9a-f]{32}\.[0-9.]+")
 
 
@@ -442,9 +423,8 @@ def _send_core(selected: tuple[str, int, int, int], channel: socket.socket, send
         place = users_file.follow(users_file.ROOT, path)
         number, status = users_file.open_regular(place.path, place.owner, hard_links=True)
         if (status.st_ino, users_file.modified_ns(status), status.st_size) != selected[1:]:
-            raise users_file.FileRefused(
-                "it has changed since it was listed: still being written?"
-            )
+            words = "it has changed since it was listed: still being written?"
+            raise users_file.FileRefused(words)
         owner = status.st_uid if place.owner is None else place.owner
         uid, core = owner, None
         if os.geteuid() == 0 and owner == 0:
@@ -469,14 +449,10 @@ def _send_core(selected: tuple[str, int, int, int], channel: socket.socket, send
         if isinstance(problem, MemoryError):
             reason = _TOO_COSTLY
         elif isinstance(problem, NoCore) and path.endswith((".zst", ".lz4", ".xz")):
-            tool = "" if shutil.which("coredumpctl") else ", which is not installed,"
-            reason = (
-                f"it is compressed: coredumpctl{tool} unpacks it (coredumpctl dump PID -o FILE)"
-            )
+            tool = "coredumpctl" if shutil.which("coredumpctl") else _NO_TOOL
+            reason = f"it is compressed: {tool} unpacks it (coredumpctl dump PID -o FILE)"
         elif isinstance(problem, PermissionError):
-            reason = (
-                "not permitted to read it: it is another user's (its owner or root may: --sudo)"
-            )
+            reason = _NOT_PERMITTED
         elif isinstance(problem, FileNotFoundError):
             reason = "it was removed since it was listed"
         send({"core": asdict(replace(summary, unread=reason or str(problem)))})
@@ -531,20 +507,10 @@ def _with_notes(summary: CoreSummary, core: CoreReader, owner: int) -> CoreSumma
         with contextlib.suppress(KeyError, OverflowError):
             user = pwd.getpwuid(uid).pw_name
     return replace(
-        summary,
-        whole_bytes=core.whole_bytes,
-        pid=notes.pid,
-        signal=notes.signal,
-        uid=uid,
-        user=user,
-        comm=notes.comm,
-        program=core.notes.executable()[1],
-        command=notes.command,
-        threads=notes.threads,
-        rank=rank,
-        job=jobs[0] if jobs else "",
-        jobs=jobs,
-    )
+        summary, whole_bytes=core.whole_bytes, pid=notes.pid, signal=notes.signal, uid=uid,
+        user=user, comm=notes.comm, program=core.notes.executable()[1], command=notes.command,
+        threads=notes.threads, rank=rank, job=jobs[0] if jobs else "", jobs=jobs,
+    )  # fmt: skip
 
 
 def _with_backtrace(
@@ -567,10 +533,7 @@ def _with_backtrace(
         supervisor, debugger, reading.file,
         program=reading.exec, threads=summary.threads, rights=rights,
     )  # fmt: skip
-    doubt = reading.doubt or warning
+    words = printable("; ".join(filter(None, (cut_off, error, reading.doubt or warning))))
     if error:
-        reason = "; ".join(filter(None, (cut_off, error, doubt)))
-        return replace(summary, unread=printable(reason))
-    packed = wire.pack(text.encode("utf-8"))
-    warnings = "; ".join(filter(None, (cut_off, doubt)))
-    return replace(summary, text=packed, warning=printable(warnings), cut=cut)
+        return replace(summary, unread=words)
+    return replace(summary, text=wire.pack(text.encode("utf-8")), warning=words, cut=cut)

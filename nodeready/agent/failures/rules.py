@@ -30,8 +30,7 @@ KINDS = (
 #: Maximum characters of a line that are searched. The patterns bound what stands between two
 #: words, so that a line takes milliseconds at most.
 MAX_LINE = 4096
-#: Characters of a text in which the general words of a kind stand.
-_WORDS = 600
+_WORDS = 600  # characters of a text in which the general words of a kind stand
 
 #: Signal -> its name, and its words in a shell and in srun.
 SIGNAL_NAMES = {
@@ -84,8 +83,7 @@ class FailureRow(NamedTuple):
 
 #: Rows, each once for each of its needles: a loop over them is the quickest search.
 Rows = tuple[tuple[str, FailureRow], ...]
-#: Fields of a row that only people read.
-_WORDS_ALONE = ("source", "meaning")
+_WORDS_ALONE = ("source", "meaning")  # fields of a row that only people read
 
 
 def _row(key: str, row: Mapping[str, object]) -> FailureRow:
@@ -115,8 +113,7 @@ TEXT_ROWS = _by_needle(
     row for row in _ROWS
     if (row.kind and not row.completes) or row.role in (COLLECTIVES, NOTE)
 )  # fmt: skip
-#: The beginnings of lines that belong to the failure before them.
-SKIPPED = tuple(_FAILURES["skipped"])
+SKIPPED = tuple(_FAILURES["skipped"])  # how lines of the failure before begin
 #: Files of calls that are not of the user's code; the end of the file of the collectives.
 LIBRARY_FILES = re.compile(_FAILURES["library_files"])
 LAUNCHER_FILES = re.compile(_FAILURES["launcher_files"])
@@ -205,9 +202,7 @@ def kind_of_words(text: str) -> str:
 
 
 def _collective(text: str) -> tuple[str, str] | None:
-    """The role and the kind of an error of a library of collectives: of its lines, the line that
-    says most.
-    """
+    """The role and the kind of an error of a library of collectives, by its clearest line."""
     errors = [error for line in text.split("\n") if (error := nccl_errors.meaning(line))]
     for role in (nccl_errors.CAUSE, nccl_errors.VICTIM, nccl_errors.FOLLOWS):
         for error in errors:
@@ -226,7 +221,6 @@ def find_row(
     rows: Rows, text: str, parts: Container[str] | None = None
 ) -> tuple[FailureRow, dict[str, str]] | None:
     """The first row that matches, and the named groups of its pattern.
-
     parts: reporters with an unfinished report, which a row that completes one needs; None: any
     """
     for needle, row in rows:

@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nodeready.agent.secrets import redacted
 from nodeready.core.shell import search_path
@@ -42,15 +42,13 @@ if TYPE_CHECKING:
     from nodeready.core.result import Result
 
 _REASON_LENGTH = 200  # maximum characters of a reason: sinfo -R and mails show it in one line
-#: Seconds for one answer of slurmctld; Slurm's own MessageTimeout is 10 by default.
-SCONTROL_S = 5.0
+SCONTROL_S = 5.0  # seconds for one answer of slurmctld; Slurm's own MessageTimeout is 10
 #: The beginnings of states in which a node gets no jobs already, for another reason.
 _NO_JOBS_STATES = ("DOWN", "FAIL", "FUTURE", "POWER", "REBOOT", "UNKNOWN")
 #: Maximum seconds of a random delay before a node asks for all nodes. Of nodes that fail in one
 #: moment, the later ones see that the earlier ones have filled the share, and do not drain at all.
 _SPREAD_S = 1.5
-#: Seconds between the drain and the second look: more than slurmctld's whole second.
-_SECOND_LOOK_S = 1.1
+_SECOND_LOOK_S = 1.1  # seconds from the drain to the second look: over slurmctld's whole second
 #: Seconds that must be left for a drain to begin: the second look, and two answers of slurmctld.
 _CONCLUDE_S = _SECOND_LOOK_S + 1.5
 
@@ -97,16 +95,13 @@ def parse(text: str) -> SlurmNode:
     # Flags stand behind a word: DOWN*+DRAIN is DOWN and DRAIN.
     words = tuple(re.sub(r"[^A-Z_]", "", word) for word in state[1].upper().split("+"))
     reason = re.search(r"^ +Reason=(.*?)(?: \[([^\[\]]*)@([^\[\]@]*)\])? *$", text, re.M)
-    name = re.match(r"NodeName=(\S+)", text)
+    name = (re.match(r"NodeName=(\S+)", text) or ["", ""])[1]
     partitions = re.search(r"^ +Partitions=(\S*)", text, re.M)
-    return SlurmNode(
-        words,
-        *((reason[1], reason[3] or "") if reason else ("", "")),
-        name[1] if name else "",
-        tuple((partitions[1] if partitions else "").split(",")),
-        (reason[2] or "") if reason else "",
-        tuple(re.findall(r" Node(?:Addr|HostName)=(\S+)", text)),
-    )
+    texts = reason.groups() if reason else ("", "", "")
+    reason_text, author, since = (text or "" for text in texts)
+    members = tuple((partitions[1] if partitions else "").split(","))
+    addresses = tuple(re.findall(r" Node(?:Addr|HostName)=(\S+)", text))
+    return SlurmNode(words, reason_text, since, name, members, author, addresses)
 
 
 def parse_all(text: str) -> dict[str, SlurmNode]:
@@ -124,9 +119,7 @@ def reason_of(reasons: Sequence[str]) -> str:
 
 
 def _reason_key(reason: str) -> tuple[str, ...]:
-    """The check that a reason of nodeready names, with the words before it, and the number of
-    further reasons.
-    """
+    """The check that a reason of nodeready names, the words before it, and how many follow."""
     match = re.match(rf"{PREFIX} (.*?[a-z0-9_]\.[a-z0-9_]+):.*?(\(and \d+ more\))?$", reason)
     return (match[1], match[2] or "") if match else (reason,)
 
@@ -230,8 +223,7 @@ def _may_stay_drained(
     if not node.is_pending:
         time.sleep(random.uniform(0, _SPREAD_S))
         nodes = parse_all(_scontrol(["show", "node"], deadline))
-        problem = excess(nodes.get(name, node), nodes.values(), maximum)
-        if problem is not None:
+        if problem := excess(nodes.get(name, node), nodes.values(), maximum):
             raise problem
         if deadline - time.monotonic() < _CONCLUDE_S:
             raise DrainError("no time left for scontrol update")
@@ -243,8 +235,7 @@ def _may_stay_drained(
     this = nodes.get(name, node)
     if not this.is_pending:
         return False
-    problem = excess(this, nodes.values(), maximum)
-    if problem is not None:
+    if problem := excess(this, nodes.values(), maximum):
         _scontrol(["update", f"nodename={name}", "state=undrain"], deadline)
         raise problem
     return True
@@ -260,22 +251,13 @@ def ask_slurm(argv: list[str], deadline: float) -> str:
     remaining_s, shown = min(SCONTROL_S, deadline - time.monotonic()), " ".join(argv[:2])
     if remaining_s <= 0:
         raise DrainError(f"no time left for {shown}")
+    # Times that sort, also when the clocks go back.
+    environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
     try:
         process = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=remaining_s,
-            check=False,
-            cwd="/",
-            env={
-                **os.environ,
-                "PATH": search_path(),
-                "LC_ALL": "C",
-                # Times that sort, also when the clocks go back.
-                **{"TZ": "UTC", "SLURM_TIME_FORMAT": "standard"},
-            },
-        )
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=remaining_s, check=False,
+            cwd="/", env={**environment, "PATH": search_path()},
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise DrainError(f"{shown} gave no answer in {remaining_s:.0f} s") from None
     except OSError as error:
@@ -406,19 +388,11 @@ def write_incident(
     path = incidents / f"{utc_now().replace(':', '').replace('-', '')}-{os.getpid()}"
     make_directory(path, 0o700)
     names = ("check", "status", "severity", "actions", "actual", "expected", "source")
-    failing = [
-        {name: getattr(result, name) for name in names}
-        for result in sorted(results, key=lambda result: result.rank)
-        if result.bad
-    ]
-    data = {
-        "schema": SCHEMA,
-        "node": os.uname().nodename,
-        "taken": utc_now(),
-        "reasons": list(reasons),
-        "results": failing,
-        **({"leftovers": list(leftovers)} if leftovers else {}),
-    }
+    bad = sorted((result for result in results if result.bad), key=lambda result: result.rank)
+    failing = [{name: getattr(result, name) for name in names} for result in bad]
+    identity = {"schema": SCHEMA, "node": os.uname().nodename, "taken": utc_now()}
+    data: dict[str, Any] = {**identity, "reasons": list(reasons), "results": failing}
+    data |= {"leftovers": list(leftovers)} if leftovers else {}
     text = json.dumps(redacted(data), indent=1)
     write_atomically(path / "incident.json", [text, "\n"], 0o600)
     write_atomically(path / "kernel.txt", (f"{row}\n" for row in _kernel_log()), 0o600)

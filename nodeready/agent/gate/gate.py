@@ -80,12 +80,9 @@ def read(policy_digest: str, max_age_s: float, path: str = PATH) -> NodeVerdict 
     except OSError:
         return None
     return valid_verdict(
-        parse(text),
-        now_s=time.time(),
-        boot_id=boot_id(),
-        policy_digest=policy_digest,
+        parse(text), now_s=time.time(), boot_id=boot_id(), policy_digest=policy_digest,
         max_age_s=max_age_s,
-    )
+    )  # fmt: skip
 
 
 def write(verdict: NodeVerdict, path: str = PATH) -> None:
@@ -103,8 +100,7 @@ def write(verdict: NodeVerdict, path: str = PATH) -> None:
 
 #: Characters of one reason, and of all together: Slurm and a log show them on one line.
 _REASON, _LENGTH = 160, 1000
-#: Seconds of the prolog's budget that are for scontrol, at most a fourth of the budget.
-_SLURM_S = 2.5
+_SLURM_S = 2.5  # seconds of the prolog's budget for scontrol, at most a fourth of it
 #: Seconds that scontrol may take beyond the budget; slurm-prolog ends this program 5 s after the
 #: budget.
 _LATE_S = 4.0
@@ -121,16 +117,10 @@ def verdict_line(go: bool, reasons: Iterable[str]) -> str:
 def node_verdict(audit: Audit, policy: Policy) -> NodeVerdict:
     """The verdict of an audit of this machine."""
     (node,) = audit.nodes
-    return NodeVerdict(
-        time.time(),
-        boot_id(),
-        digest([policy]),
-        document.go(node.results),
-        tuple(sanitise(reason, _REASON) for reason in document.reasons(node.results)),
-        node=node.name,
-        version=__version__,
-        **listed_fields(node.results),
-    )
+    reasons = tuple(sanitise(reason, _REASON) for reason in document.reasons(node.results))
+    boot, is_go, lists = boot_id(), document.go(node.results), listed_fields(node.results)
+    head = time.time(), boot, digest([policy]), is_go, reasons, node.name, __version__
+    return NodeVerdict(*head, **lists)
 
 
 def write_files(audit: Audit, policy: Policy) -> tuple[NodeVerdict, list[str]]:
@@ -165,10 +155,9 @@ def share(verdict: NodeVerdict, policy: Policy) -> list[str]:
     directory's server may hang. Returns a line per problem.
     """
     directory = policy.gate_directory
-    if not directory:
-        return []
     try:
-        keep(verdict, directory, policy.gate_max_age_s)
+        if directory:
+            keep(verdict, directory, policy.gate_max_age_s)
     except SourceError as error:
         return [str(error)]
     except OSError as error:
@@ -258,13 +247,9 @@ def healthcheck(policy: Policy, arguments: Namespace) -> int:
     verdict, problems = write_files(audit, policy)
     if policy.gate_drain:
         deadline = min(time.monotonic() + _HEALTH_SLURM_S, BEGAN + _HEALTH_S)
-        problem = update_slurm(
-            # Without the check gate.drain, which is no reason for a drain.
-            node_verdict(audit, policy),
-            policy.gate_drain_max,
-            deadline,
-            partial(_keep_evidence, verdict, audit),
-        )
+        # Without the check gate.drain, which is no reason for a drain.
+        judged, before_drain = node_verdict(audit, policy), partial(_keep_evidence, verdict, audit)
+        problem = update_slurm(judged, policy.gate_drain_max, deadline, before_drain)
         verdict, problems = write_files(audit, policy)
         problems += [problem] if problem else []
     if policy.gate_undrain and verdict.go:

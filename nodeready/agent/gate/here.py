@@ -7,6 +7,7 @@ the first file that has a key counts.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -17,15 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from nodeready.agent import audit_document
 from nodeready.agent.asking import Answer, Key, Request, answer_of, collect, once, request
-from nodeready.agent.audit_document import (
-    Audit,
-    NodeReport,
-    Ready,
-    audit_code,
-    nagios_code,
-    ready_code,
-)
+from nodeready.agent.audit_document import Audit, Ready
 from nodeready.agent.local import Local
 from nodeready.agent.snapshots import snapshot_question
 from nodeready.core.policy import (
@@ -50,20 +45,10 @@ if TYPE_CHECKING:
 #: The subjects that a node observes of itself.
 LOCAL_SUBJECTS = tuple(name for name in LOOKED_AT if SUBJECTS[name].judged_on_node)
 LIMIT_S = 60  # seconds for an audit without `--timeout`
-#: Seconds at the end of a limit for checks and reports, at most a fourth of the limit.
-_RESERVE_S = 1.0
+_RESERVE_S = 1.0  # seconds at the end of a limit for checks and reports, at most a fourth of it
 #: Seconds between the limit of a section and that of the snapshot. No network delays the answer,
 #: so one second is enough; each further second would take time from the probes of a busy node.
 _MARGIN_S = 1
-
-
-def audit(
-    policy: Policy, selection: CheckSelection, limit_s: float = LIMIT_S, moment: str = AUDIT
-) -> Audit:
-    """Probe this machine and judge it, within ``limit_s`` seconds even if a probe hangs.
-    moment: which of the site's own checks are made; see `core.policy.site_checks`
-    """
-    return _judged(policy, selection, limit_s, moment, proofs=False)
 
 
 def ready(
@@ -72,26 +57,29 @@ def ready(
     """Probe, prove and judge: the proofs run beside the probes, under one budget in seconds.
     level: of dcgmi diag, if its check is selected
     """
-    return Ready(_judged(policy, selection, budget_s, READY, proofs=proofs, level=level), budget_s)
+    return Ready(audit(policy, selection, budget_s, READY, proofs=proofs, level=level), budget_s)
 
 
-def _judged(
+def audit(
     policy: Policy,
     selection: CheckSelection,
-    limit_s: float,
-    moment: str,
+    limit_s: float = LIMIT_S,
+    moment: str = AUDIT,
     *,
-    proofs: bool,
+    proofs: bool = False,
     level: int = 1,
 ) -> Audit:
+    """Probe this machine and judge it, within ``limit_s`` seconds even if a probe hangs.
+    moment: which of the site's own checks are made; see `core.policy.site_checks`
+    proofs, level: as for `ready`
+    """
     started, started_s, policy_digest = utc_now(), time.monotonic(), digest([policy])
     policy = policy.at(moment).with_site_checks(selection.checks)
     time_s = limit_s - min(_RESERVE_S, limit_s / 4)
     subjects = [name for name in selection.subjects if name in LOCAL_SUBJECTS]
     transport = Local()
     (name,) = transport.nodes
-    # The script gets a shorter limit than its request, so that it can end a slow probe and still
-    # answer.
+    # The script's limit is shorter than its request's: it can end a slow probe and still answer.
     question = snapshot_question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
     longer = replace(question.request, limit_s=question.request.limit_s + 1)
     requests: dict[Key, Request] = {"snapshot": longer}
@@ -110,9 +98,8 @@ def _judged(
     answers = ask(requests)
     answer = answers["snapshot"]
     late = f"no answer within {time_s:.0f} s"
-    snapshot = (
-        question.all_unknown(late, answer.stdout[:200]) if answer.gap else question.read(answer)
-    )
+    unknown = question.all_unknown(late, answer.stdout[:200]) if answer.gap else None
+    snapshot = unknown or question.read(answer)
     if config is not None:
         from nodeready.subjects.proof import facts
         from nodeready.subjects.proof.active import with_medians
@@ -120,23 +107,17 @@ def _judged(
         proof = facts.read(answers["proofs"].stdout, config)
         # After the snapshot, which would show the tests as a job's load.
         needed = {row.proof for row in SUBJECTS["proof"].checks if row.id in selection.checks}
-        config = replace(
-            config,
-            proofs=tuple(name for name in facts.ACTIVE if name in needed),
-            limit_s=max(1, int(started_s + time_s - time.monotonic()) - 2),
-        )
+        active_proofs = tuple(name for name in facts.ACTIVE if name in needed)
+        left_s = max(1, int(started_s + time_s - time.monotonic()) - 2)
+        config = replace(config, proofs=active_proofs, limit_s=left_s)
         if config.proofs:
             active = request(name, "nodeready.agent.proofs.active", config, level=level)
             text = ask({"active": active})["active"].stdout
             tested = with_medians({name: facts.read(text, config)})[name]
             proof = replace(proof, bandwidth=tested.bandwidth, diagnostic=tested.diagnostic)
         snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": proof})
-    report = NodeReport.of(
-        name,
-        selection.of(judge_alone(snapshot, policy)),
-        snapshot=snapshot,
-        seconds=time.monotonic() - started_s,
-    )
+    results, seconds = selection.of(judge_alone(snapshot, policy)), time.monotonic() - started_s
+    report = audit_document.NodeReport.of(name, results, snapshot=snapshot, seconds=seconds)
     return Audit(started, utc_now(), policy_digest, (report,))
 
 
@@ -144,14 +125,11 @@ def _proof_config(policy: Policy, limit_s: float, tag: str) -> ProofConfig:
     from nodeready.subjects.debug_tools.facts import PY_SPY
     from nodeready.subjects.proof.facts import SESSION, ProofConfig
 
+    nonce, py_spy = f"nodeready-{os.urandom(8).hex()}", PY_SPY if policy.py_spy_version else ""
+    # This node knows no other node that it could reach.
+    proofs, limit_s = tuple(name for name in SESSION if name != "peers"), max(1, int(limit_s) - 2)
     return ProofConfig(
-        nonce=f"nodeready-{os.urandom(8).hex()}",
-        tag=tag,
-        user=policy.job_user,
-        # This node knows no other node that it could reach.
-        proofs=tuple(name for name in SESSION if name != "peers"),
-        limit_s=max(1, int(limit_s) - 2),
-        py_spy=PY_SPY if policy.py_spy_version else "",
+        nonce, tag, user=policy.job_user, proofs=proofs, limit_s=limit_s, py_spy=py_spy
     )
 
 
@@ -195,8 +173,7 @@ def load(file: str | None = None) -> Policy:
     Raises PolicyError, a line per problem, also when ``file`` is missing.
     """
     settings = _settings(_embedded(), "the bundle's policy")
-    site = _read(PATH, is_required=False)
-    if site is not None:
+    if (site := _read(PATH, is_required=False)) is not None:
         settings.update(_settings(site, PATH))
     if file is not None:
         settings.update(_settings(_read(file), file))
@@ -204,11 +181,9 @@ def load(file: str | None = None) -> Policy:
 
 
 def _embedded() -> bytes:
-    path = os.path.join(os.path.dirname(__file__), EMBEDDED)
-    try:
-        data: bytes = globals()["__loader__"].get_data(path)
-    except OSError:
-        return b"{}"
+    data = b"{}"
+    with contextlib.suppress(OSError):
+        data = globals()["__loader__"].get_data(f"{os.path.dirname(__file__)}/{EMBEDDED}")
     return data
 
 
@@ -271,29 +246,18 @@ def arguments(parser: ArgumentParser) -> None:
     _report_arguments(parser, "audit", "print nothing on success")
     parser.add_argument("--only", metavar="CHECK,...", help="only these checks or subjects")
     parser.add_argument("--skip", metavar="CHECK,...", help="checks or subjects to skip")
-    parser.add_argument(
-        "--fail-on",
-        choices=("fail", "warn"),
-        default="fail",
-        help="lowest status that exits with 3",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=LIMIT_S,
-        metavar="TIME",
-        help="maximum time, such as 20s or 5m; default %(default)s",
-    )
+    text = "lowest status that exits with 3"
+    parser.add_argument("--fail-on", choices=("fail", "warn"), default="fail", help=text)
+    text = "maximum time, such as 20s or 5m; default %(default)s"
+    parser.add_argument("--timeout", type=_seconds, default=LIMIT_S, metavar="TIME", help=text)
 
 
 def _report_arguments(parser: ArgumentParser, kind: str, quiet: str) -> None:
     """The options of the report, which both commands have. quiet: the help of --quiet"""
-    parser.add_argument(
-        "--format", choices=_formats().format_names(kind, on_node=True), default="table"
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", help="write the report to FILE, atomically"
-    )
+    names = _formats().format_names(kind, on_node=True)
+    parser.add_argument("--format", choices=names, default="table")
+    text = "write the report to FILE, atomically"
+    parser.add_argument("-o", "--output", metavar="FILE", help=text)
     parser.add_argument("-q", "--quiet", action="store_true", help=quiet)
     parser.add_argument("-v", "--verbose", action="count", default=0, help="every check")
 
@@ -305,11 +269,9 @@ def run(policy: Policy, options: Namespace) -> int:
     except SelectionError as error:
         raise PolicyError([str(error)]) from None
     document = audit(policy, chosen, max(1, options.timeout))
-    code = audit_code(document, options.fail_on)
+    code = audit_document.audit_code(document, options.fail_on)
     _report("audit", document, code, options)
-    if options.format == "nagios":
-        return nagios_code(document)
-    return code
+    return audit_document.nagios_code(document) if options.format == "nagios" else code
 
 
 # --- `ready`: go or no-go, proven by acting, within a budget.
@@ -318,42 +280,33 @@ def run(policy: Policy, options: Namespace) -> int:
 def ready_arguments(parser: ArgumentParser) -> None:
     """The options of `ready`."""
     _report_arguments(parser, "ready", "print nothing when the node is ready")
-    parser.add_argument(
-        "--user", metavar="NAME", help="run the proofs as this user, who will run the job"
-    )
+    text = "run the proofs as this user, who will run the job"
+    parser.add_argument("--user", metavar="NAME", help=text)
     parser.add_argument("--ports", metavar="FIRST-LAST", help="port range of the job")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs that the node must have")
-    parser.add_argument(
-        "--budget",
-        type=_seconds,
-        default=60,
-        metavar="TIME",
-        help="maximum time in all, such as 20s or 5m; default %(default)s",
-    )
-    parser.add_argument(
-        "--active",
-        type=int,
-        choices=(1, 2, 3),
-        metavar="LEVEL",
-        help="also test idle GPUs: nvbandwidth, and DCGM's diagnostics at this level, 1 to 3",
-    )
+    text = "maximum time in all, such as 20s or 5m; default %(default)s"
+    parser.add_argument("--budget", type=_seconds, default=60, metavar="TIME", help=text)
+    text = "also test idle GPUs: nvbandwidth, and DCGM's diagnostics at this level, 1 to 3"
+    parser.add_argument("--active", type=int, choices=(1, 2, 3), metavar="LEVEL", help=text)
     parser.add_argument("--no-proofs", action="store_true", help="audit only")
 
 
 def _with_options(policy: Policy, options: Namespace) -> Policy:
     """The policy, changed by the options. Raises PolicyError for a wrong value."""
-    changes: dict[str, tuple[str, Any]] = {}
-    if options.ports is not None:
+    ports = options.ports
+    if ports is not None:
         try:
-            changes["port_range"] = ("--ports", port_range(options.ports))
+            ports = port_range(ports)
         except ValueError as error:
             raise PolicyError([f"--ports {options.ports}: {error}"]) from None
-    if options.gpus is not None:
-        changes["gpu_count"] = ("--gpus", options.gpus)
-    if options.user is not None:
-        changes["job_user"] = ("--user", options.user)
-    for key, (option, value) in changes.items():
-        policy = replace(policy, **check_settings({key: value}, option))
+    changes = (
+        ("port_range", "--ports", ports),
+        ("gpu_count", "--gpus", options.gpus),
+        ("job_user", "--user", options.user),
+    )
+    for key, option, value in changes:
+        if value is not None:
+            policy = replace(policy, **check_settings({key: value}, option))
     return policy
 
 
@@ -365,14 +318,9 @@ def run_ready(policy: Policy, options: Namespace) -> int:
     subjects = LOCAL_SUBJECTS if options.no_proofs else (*LOCAL_SUBJECTS, "proof")
     named = ACTIVE_CHECKS if options.active and not options.no_proofs else ()
     chosen = select([policy.at(READY)], subjects=subjects, named=named)
-    document = ready(
-        policy,
-        chosen,
-        max(1, options.budget),
-        proofs=not options.no_proofs,
-        level=options.active or 1,
-    )
-    code = ready_code(document)
+    budget_s, proofs = max(1, options.budget), not options.no_proofs
+    document = ready(policy, chosen, budget_s, proofs, options.active or 1)
+    code = audit_document.ready_code(document)
     _report("ready", document, code, options)
     return code
 

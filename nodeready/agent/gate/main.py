@@ -25,23 +25,17 @@ class PyzCommand(NamedTuple):
 
 
 COMMANDS = {
-    "audit": PyzCommand(
-        "what differs from the policy on this node; changes nothing", *("here", "run", "arguments")
-    ),
-    "ready": PyzCommand(
-        "go or no-go for a job, proven by acting, within a budget",
-        *("here", "run_ready", "ready_arguments"),
-    ),
-    "record": PyzCommand(
-        "audit, and keep the verdict and the Prometheus textfile", "gate", "record"
-    ),
-    "prolog": PyzCommand(
-        "the kept verdict, or a quick audit: 0 go, 3 no-go with its reasons", "gate", "prolog"
-    ),
-    "healthcheck": PyzCommand(
-        "record, and drain the node in Slurm or take that back", *("gate", "healthcheck")
-    ),
-}
+    "audit": PyzCommand("what differs from the policy on this node; changes nothing",
+                        "here", "run", "arguments"),
+    "ready": PyzCommand("go or no-go for a job, proven by acting, within a budget",
+                        "here", "run_ready", "ready_arguments"),
+    "record": PyzCommand("audit, and keep the verdict and the Prometheus textfile",
+                         "gate", "record"),
+    "prolog": PyzCommand("the kept verdict, or a quick audit: 0 go, 3 no-go with its reasons",
+                         "gate", "prolog"),
+    "healthcheck": PyzCommand("record, and drain the node in Slurm or take that back",
+                              "gate", "healthcheck"),
+}  # fmt: skip
 
 _EXIT = """
 exit status:
@@ -95,11 +89,8 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
     """The command and its words. Ends the process for --help, --version and a wrong command."""
     listed = "".join(f"  {name:<12} {command.about}\n" for name, command in COMMANDS.items())
     listed += f"  {'run':<12} start one rank of a job so that its hang can be debugged\n"
-    parser = _Parser(
-        "nodeready.pyz",
-        "Whether this node is ready for a job.",
-        f"commands:\n{listed}\nA command's own --help has its options.\n{_EXIT}",
-    )
+    epilog = f"commands:\n{listed}\nA command's own --help has its options.\n{_EXIT}"
+    parser = _Parser("nodeready.pyz", "Whether this node is ready for a job.", epilog)
     parser.add_argument("--version", action="version", version=nodeready.__version__)
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of those below")
     index = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
@@ -178,7 +169,6 @@ def compiled(program: bytes, place: str) -> bytes:
 
 def compile_bundle(source: str, target: str, place: str) -> None:
     """Compile the bundle ``source`` into the file ``target``, and print the note about both.
-
     place: the path to which ``target`` will be moved
     The note is one line: the sha256 of the bundle, the sha256 of the compiled program, Python's
     magic number. Raises OSError, and what `compiled` raises.

@@ -34,8 +34,7 @@ def stay_reason(node: SlurmNode, listed: Collection[str], authors: Collection[st
     """
     if not node.is_drained:
         return "it is not drained"
-    states = [state for state in node.states if state.startswith(_FURTHER_STATES)]
-    if states:
+    if states := [state for state in node.states if state.startswith(_FURTHER_STATES)]:
         return f"Slurm also says {', '.join(states)}"
     if node.is_pending:
         return "its health check is draining it"
@@ -73,7 +72,6 @@ def leftover_text(row: Leftover) -> str:
 def undrain(name: str, before: SlurmNode, deadline: float) -> str:
     """End the drain of the node if it is still the same one. Returns why it was not ended, or "".
     Raises DrainError.
-
     before: the node as it was when it was judged
     """
     node = drain.parse(drain.ask_slurm(["scontrol", "show", "node", name], deadline))
@@ -98,9 +96,8 @@ def undrain_own(policy: Policy, deadline: float) -> str:
     try:
         name = drain.name_of(os.environ, os.uname().nodename)
         node = drain.parse(drain.ask_slurm(["scontrol", "show", "node", name], deadline))
-        if not node.is_drained or stay_reason(
-            node, policy.undrain_reasons, slurm_authors(deadline)
-        ):
+        authors = slurm_authors(deadline) if node.is_drained else ()
+        if stay_reason(node, policy.undrain_reasons, authors):
             return ""
         problem = _own_problem(policy, name, deadline) or undrain(name, node, deadline)
         if not problem:

@@ -13,14 +13,9 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from nodeready.agent import runtime
 from nodeready.agent.proofs.session import BrokenProof
-from nodeready.agent.runtime import (
-    Ended,
-    ProcessSupervisor,
-    bug_text,
-    changeable_by_root_only,
-    hold_streams,
-)
+from nodeready.agent.runtime import Ended, ProcessSupervisor
 from nodeready.core import wire
 from nodeready.core.shell import find_program
 from nodeready.subjects.proof import facts
@@ -52,7 +47,7 @@ class IdleTools:
         path = find_program(name)
         if path is None:
             return f"{name} is not installed"
-        return "" if changeable_by_root_only(path) else f"{path} can be changed by users"
+        return "" if runtime.changeable_by_root_only(path) else f"{path} can be changed by users"
 
     def run(self, name: str, *words: str, limit_s: float = 3600) -> Ended:
         """Run a tool within the time that is left. Raises OSError."""
@@ -244,7 +239,7 @@ _PROVE = {"bandwidth": _bandwidth, "diagnostic": _diagnostic}
 
 def main(config: facts.ProofConfig, *, level: int) -> None:
     """Run the tests of ``config.proofs`` in sequence, dcgmi's at this level."""
-    hold_streams()
+    runtime.hold_streams()
     supervisor = ProcessSupervisor(config.tag, config.limit_s, grace_s=_GRACE_S)
     supervisor.end_on_signals()
     with supervisor:
@@ -257,5 +252,5 @@ def main(config: facts.ProofConfig, *, level: int) -> None:
             except OSError as problem:
                 observed = facts.ACTIVE[name](error=_line(problem))
             except Exception as problem:  # noqa: BLE001
-                observed = BrokenProof(bug_text(problem))
+                observed = BrokenProof(runtime.bug_text(problem))
             print(wire.line(config.nonce, name, observed), flush=True)

@@ -16,49 +16,29 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from nodeready.agent import runtime
 from nodeready.agent.proc import first_number, status_fields
-from nodeready.agent.runtime import (
-    FRAME,
-    Ended,
-    OutputHandler,
-    ProcessSupervisor,
-    Status,
-    changeable_by_root_only,
-    responds,
-    status,
-)
+from nodeready.agent.runtime import ProcessSupervisor
 from nodeready.agent.users_file import rights_of
-from nodeready.subjects.proof.facts import (
-    NO_START,
-    NOEXEC,
-    Attach,
-    Control,
-    DebuggerAttempt,
-    Guards,
-    ProofConfig,
-    Tracers,
-)
+from nodeready.subjects.proof import facts
 
 # --- One tool on one canary: how the tool ended, and the state in which it left its target.
 
-#: Bit of CAP_SYS_PTRACE in the sets of /proc/PID/status (capabilities(7)).
-_CAP_SYS_PTRACE = 1 << 19
+_CAP_SYS_PTRACE = 1 << 19  # CAP_SYS_PTRACE in the sets of /proc/PID/status (capabilities(7))
 # How py-spy, gdb and strace report EPERM and EACCES.
 _REFUSED = re.compile(r"permission denied|not permitted|\bEPERM\b|\bEACCES\b|os error 13?\b", re.I)
 
 
-def guards() -> Guards:
+def guards() -> facts.Guards:
     """The protections against tracing that apply to this process now."""
     deny = first_number("/sys/fs/selinux/booleans/deny_ptrace")
     sets = status_fields("/proc/self/status")
     effective, bounding = (int(sets[name], 16) for name in ("CapEff", "CapBnd"))
     is_enforcing = first_number("/sys/fs/selinux/enforce") == 1
-    return Guards(
-        yama=first_number("/proc/sys/kernel/yama/ptrace_scope"),
-        deny_ptrace=None if deny is None else deny == 1 and is_enforcing,
-        capable=bool(effective & _CAP_SYS_PTRACE),
-        bounded=not bounding & _CAP_SYS_PTRACE,
-    )
+    yama = first_number("/proc/sys/kernel/yama/ptrace_scope")
+    denies = None if deny is None else deny == 1 and is_enforcing
+    capable, bounded = bool(effective & _CAP_SYS_PTRACE), not bounding & _CAP_SYS_PTRACE
+    return facts.Guards(yama, deny_ptrace=denies, capable=capable, bounded=bounded)
 
 
 def environment() -> dict[str, str]:
@@ -73,7 +53,7 @@ class DebuggerTool(NamedTuple):
     words: str  # its command line without the program
     limit_s: int  # maximum seconds
     # finds the error in how the tool ended, although it may have exited with 0; "": none
-    find_error: Callable[[Ended], str]
+    find_error: Callable[[runtime.Ended], str]
 
 
 def attempt(
@@ -81,47 +61,40 @@ def attempt(
     canary: subprocess.Popen[bytes],
     argv: Sequence[str],
     tool: DebuggerTool,
-    on_output: OutputHandler | None = None,
-) -> DebuggerAttempt:
+    on_output: runtime.OutputHandler | None = None,
+) -> facts.DebuggerAttempt:
     """Try a tool on this canary. on_output: gets the tool's output as it comes"""
     has_full_time = supervisor.left_s > tool.limit_s
     try:
         ended = supervisor.run(argv, tool.limit_s, on_output, env=environment())
     except OSError as problem:
-        return DebuggerAttempt(argv[0], NO_START, _no_start(argv[0], problem))
+        return facts.DebuggerAttempt(argv[0], facts.NO_START, _no_start(argv[0], problem))
     complaint = "" if ended.rc is None else tool.find_error(ended)
-    answered = responds(canary)
+    answered = runtime.responds(canary)
     if not answered:
         # A killed canary needs a moment to end.
         with contextlib.suppress(subprocess.TimeoutExpired):
             canary.wait(1)
-    after = status(canary.pid) if canary.returncode is None else Status("", 0)
-    return DebuggerAttempt(
-        tool=argv[0],
-        rc=ended.rc,
-        complaint=complaint[:300],
-        good=ended.rc is not None and not complaint,
-        refused=bool(complaint and _REFUSED.search(ended.err)),
-        limit_s=tool.limit_s,
-        full=has_full_time,
-        state=after.state,
-        tracer=after.tracer,
-        answers=answered,
-    )
+    after = runtime.status(canary.pid) if canary.returncode is None else runtime.Status("", 0)
+    return facts.DebuggerAttempt(
+        argv[0], ended.rc, complaint[:300], good=ended.rc is not None and not complaint,
+        refused=bool(complaint and _REFUSED.search(ended.err)), limit_s=tool.limit_s,
+        full=has_full_time, state=after.state, tracer=after.tracer, answers=answered,
+    )  # fmt: skip
 
 
 def _no_start(program: str, problem: OSError) -> str:
     """Why a program did not start: a file system that forbids it, or the kernel's error."""
     with contextlib.suppress(OSError):
         if os.statvfs(program).f_flag & os.ST_NOEXEC:
-            return NOEXEC
+            return facts.NOEXEC
     return problem.strerror or str(problem)
 
 
 # --- The tools: py-spy in its three modes, gdb and strace.
 
 
-def complaint(ended: Ended) -> str:
+def complaint(ended: runtime.Ended) -> str:
     """A tool's error on one line, or how the tool ended. py-spy's and gdb's errors have several
     lines. gdb prints uids first and the error last.
     """
@@ -133,7 +106,7 @@ def complaint(ended: Ended) -> str:
     return f"exit status {ended.rc}" if ended.rc >= 0 else f"ended by signal {-ended.rc}"
 
 
-def _stack_error(ended: Ended) -> str:
+def _stack_error(ended: runtime.Ended) -> str:
     """Why the output is no stack of a canary; "": it is a stack."""
     if ended.rc != 0:
         return complaint(ended)
@@ -142,15 +115,15 @@ def _stack_error(ended: Ended) -> str:
         frames = [str(frame["name"]) for thread in threads for frame in thread["frames"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         return "its output is no JSON of stacks"
-    return "" if FRAME in frames else "its stacks lack the target's function"
+    return "" if runtime.FRAME in frames else "its stacks lack the target's function"
 
 
-def _no_backtrace(ended: Ended) -> str:
+def _no_backtrace(ended: runtime.Ended) -> str:
     # gdb's exit status is 0 also when it could not attach.
     return "" if re.search(r"^#0 ", ended.out, re.MULTILINE) else complaint(ended)
 
 
-def _no_calls(ended: Ended) -> str:
+def _no_calls(ended: runtime.Ended) -> str:
     # An interrupted strace ends by the signal, with the signal's number or with 0, by its version.
     return "" if "attached" in ended.err and "read(0," in ended.err else complaint(ended)
 
@@ -158,8 +131,7 @@ def _no_calls(ended: Ended) -> str:
 _PY_SPY = {
     "blocking": DebuggerTool("dump --json --pid {pid}", 10, _stack_error),
     "nonblocking": DebuggerTool("dump --json --nonblocking --pid {pid}", 10, _stack_error),
-    # Unwinding native frames reads the symbols of all libraries: up to 14 s cold on a torch
-    # process.
+    # Unwinding native frames reads the symbols of all libraries: up to 14 s cold for torch.
     "native": DebuggerTool("dump --json --native --pid {pid}", 25, _stack_error),
 }
 # gdb reads the symbols of Python and of all its libraries first, and the system's start-up files,
@@ -168,7 +140,7 @@ _GDB = DebuggerTool("-nh -batch -p {pid} -ex bt", 20, _no_backtrace)
 _STRACE = DebuggerTool("-p {pid}", 10, _no_calls)
 
 
-def _interrupt_when_seen(canary: subprocess.Popen[bytes]) -> OutputHandler:
+def _interrupt_when_seen(canary: subprocess.Popen[bytes]) -> runtime.OutputHandler:
     """Has the canary make system calls once strace has attached, then interrupts strace."""
     text = bytearray()
     steps: list[str] = []
@@ -177,7 +149,7 @@ def _interrupt_when_seen(canary: subprocess.Popen[bytes]) -> OutputHandler:
         text.extend(data[:4096])
         if not steps and b"attached" in text:
             steps.append("system calls")
-            responds(canary)
+            runtime.responds(canary)
         if len(steps) == 1 and b"read(0," in text:
             steps.append("interrupt")
             process.send_signal(signal.SIGINT)
@@ -189,7 +161,7 @@ def _try_all(
     supervisor: ProcessSupervisor,
     tools: Mapping[str, tuple[str, DebuggerTool]],
     uid: int | None = None,
-) -> tuple[str, dict[str, DebuggerAttempt | None]]:
+) -> tuple[str, dict[str, facts.DebuggerAttempt | None]]:
     """Try the tools in sequence, because two that stop one process collide, each on a canary that
     no other tool has touched.
 
@@ -198,19 +170,18 @@ def _try_all(
 
     Returns why a canary did not start, or "", and name -> the attempt.
     """
-    attempts: dict[str, DebuggerAttempt | None] = {}
+    attempts: dict[str, facts.DebuggerAttempt | None] = {}
     for name, (program, tool) in tools.items():
         if not program:
-            attempts[name] = DebuggerAttempt("")
+            attempts[name] = facts.DebuggerAttempt("")
         elif supervisor.left_s >= 1:
             try:
                 canary = supervisor.canary(None if uid is None else rights_of(uid))
             except OSError as problem:
                 return str(problem), attempts
             try:
-                # A process in state D to which gdb attaches stays stopped forever when gdb is
-                # killed.
-                if tool is not _GDB or status(canary.pid).state != "D":
+                # A process in state D stays stopped forever if gdb is killed while it attaches.
+                if tool is not _GDB or runtime.status(canary.pid).state != "D":
                     argv = [program, *tool.words.format(pid=canary.pid).split()]
                     on_output = _interrupt_when_seen(canary) if tool is _STRACE else None
                     attempts[name] = attempt(supervisor, canary, argv, tool, on_output)
@@ -219,29 +190,31 @@ def _try_all(
     return "", attempts
 
 
-def _py_spy(config: ProofConfig) -> str:
+def _py_spy(config: facts.ProofConfig) -> str:
     spy = config.py_spy or shutil.which("py-spy") or ""
-    return spy if os.path.exists(spy) and changeable_by_root_only(spy) else ""
+    return spy if os.path.exists(spy) and runtime.changeable_by_root_only(spy) else ""
 
 
-def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Attach:
+def prove(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.Attach:
     """Run the three modes; only the first one in a further session."""
     spy = _py_spy(config)
     modes = ["blocking"] if spy and config.machine else [*_PY_SPY]
     error, attempts = _try_all(supervisor, {mode: (spy, _PY_SPY[mode]) for mode in modes})
-    return Attach(guards(), error, *map(attempts.get, _PY_SPY))
+    return facts.Attach(guards(), error, *map(attempts.get, _PY_SPY))
 
 
-def control(supervisor: ProcessSupervisor, config: ProofConfig, uid: int | None = None) -> Control:
+def control(
+    supervisor: ProcessSupervisor, config: facts.ProofConfig, uid: int | None = None
+) -> facts.Control:
     """Attach as root to a canary of this user; None: to a canary of root."""
     tools = {"nonblocking": (_py_spy(config), _PY_SPY["nonblocking"])}
     error, attempts = _try_all(supervisor, tools, uid)
-    return Control(guards(), error, attempts.get("nonblocking"))
+    return facts.Control(guards(), error, attempts.get("nonblocking"))
 
 
-def prove_tracers(supervisor: ProcessSupervisor, config: ProofConfig) -> Tracers:
+def prove_tracers(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.Tracers:
     """Run gdb and strace. The process continues when they have detached."""
     tools = {"gdb": _GDB, "strace": _STRACE}
     places = {name: (shutil.which(name) or "", tool) for name, tool in tools.items()}
     error, attempts = _try_all(supervisor, places)
-    return Tracers(guards(), error, attempts.get("gdb"), attempts.get("strace"))
+    return facts.Tracers(guards(), error, attempts.get("gdb"), attempts.get("strace"))

@@ -27,8 +27,7 @@ from nodeready.subjects.proof import facts
 
 # --- The canary's core file: found among other cores, measured, removed.
 
-# The kernel writes the program headers, then the command line of the crashed process.
-_HEAD_BYTES = 65536
+_HEAD_BYTES = 65536  # the program headers, then the command line of the crashed process
 
 
 @dataclass(frozen=True)
@@ -44,17 +43,14 @@ class CanaryCore:
 class Mark:
     """What identifies the canary's core."""
 
-    # a word that only the canary's command line has, which is near the beginning of the core
-    word: str
+    word: str  # that only the canary's command line has, near the beginning of the core
     uid: int  # the owner of the core
     since: float  # seconds since the epoch; the core is not older
 
 
 def find_core(path: str, mark: Mark, *, named: bool) -> CanaryCore | None:
     """The file at ``path`` if it is our canary's core; None for any other file, and for a link.
-
-    named: the file's name has the canary's pid, so it is ours even if it was cut off before the
-           command line
+    named: its name has the canary's pid, so it is ours even if it lacks the command line
     """
     try:
         if stat.S_ISLNK(os.lstat(path).st_mode):
@@ -68,10 +64,9 @@ def find_core(path: str, mark: Mark, *, named: bool) -> CanaryCore | None:
     if status.st_uid != mark.uid or status.st_nlink != 1:
         return None
     # The file server's clock may differ a little.
-    is_ours = mark.word.encode() in head or (named and status.st_mtime >= mark.since - 2)
-    if not is_ours:
-        return None
-    return CanaryCore(path, status.st_dev, status.st_ino, status.st_size, whole_bytes(head))
+    if mark.word.encode() in head or (named and status.st_mtime >= mark.since - 2):
+        return CanaryCore(path, status.st_dev, status.st_ino, status.st_size, whole_bytes(head))
+    return None
 
 
 def whole_bytes(head: bytes) -> int | None:
@@ -124,25 +119,19 @@ _HOST_PIDS = "pid:[4026531836]"
 
 
 class CrashCanary:
-    """A sleeping /bin/sh to crash, and the places where its core may be.
-
-    home: the shell's working directory, which is new: a relative pattern or a program puts the
-          core there; "": no directory can be made
-    """
+    """A sleeping /bin/sh to crash, and the places where its core may be."""
 
     def __init__(self, supervisor: ProcessSupervisor, pattern: str) -> None:
-        self.supervisor = supervisor
-        self.pattern = pattern
+        self.supervisor, self.pattern, self.pid, self.program = supervisor, pattern, 0, "/bin/sh"
+        # The shell's working directory, which is new: a relative pattern or a program puts the
+        # core there; "": no directory can be made.
         self.home = ""
-        self.pid = 0
-        self.program = "/bin/sh"
         self.mark = Mark(os.urandom(8).hex(), os.geteuid(), time.time())
         self._began_s = time.monotonic()
         self._uses_pid = bool(first_number("/proc/sys/kernel/core_uses_pid"))
         self._values: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        #: The end by time.time() and by time.monotonic().
-        self._ended: tuple[float, float] | None = None
+        self._ended: tuple[float, float] | None = None  # by time.time(), and time.monotonic()
 
     def begin(self) -> None:
         """Start the shell. Raises OSError if it does not start."""
@@ -177,9 +166,8 @@ class CrashCanary:
     @property
     def has_unique_path(self) -> bool:
         """Whether no other canary's core can have the same path at the same time."""
-        if core_pattern.handler_of(self.pattern) or not os.path.isabs(self.pattern):
-            return True
-        return self._uses_pid or re.search("%[pPiI]", self.pattern) is not None
+        is_unique = core_pattern.handler_of(self.pattern) or not os.path.isabs(self.pattern)
+        return bool(is_unique or self._uses_pid or re.search("%[pPiI]", self.pattern))
 
     def crash(self) -> bool | None:
         """Crash the shell. Returns whether the kernel dumped a core; None: it is still dumping."""
@@ -195,9 +183,7 @@ class CrashCanary:
         return status.si_code == os.CLD_DUMPED
 
     def expected_path(self, second: int | None = None) -> str:
-        """The core's path by the pattern.
-        second: of the crash, for a pattern with the time
-        """
+        """The core's path by the pattern. second: of the crash, for a pattern with the time"""
         values = self._values if second is None else {**self._values, "t": str(second)}
         path = core_pattern.expand(self.pattern, values, uses_pid=self._uses_pid)
         return os.path.join(self.home or "/", path)
@@ -220,8 +206,7 @@ class CrashCanary:
     def _seconds(self) -> list[int]:
         """The seconds since the epoch in which the core can have been dumped. If the clock was set
         meanwhile, these are the seconds after the start by the old clock and those before the end
-        by the new one. One second more on both sides, because the kernel's coarse clock is a
-        little behind.
+        by the new one. One second more on both sides: the kernel's coarse clock is behind.
         """
         until, until_s = self._ended or (time.time(), time.monotonic())
         first, last = int(self.mark.since) - 1, int(until) + 1
@@ -234,13 +219,11 @@ class CrashCanary:
         """
         if self._process is not None:
             self.supervisor.stop(self._process)
-        problems = [(core.path, remove(core)) for core in self.cores()]
+        problems = [(core_pattern.printable(core.path), remove(core)) for core in self.cores()]
         if self.home:
             with contextlib.suppress(OSError):
                 os.rmdir(self.home)
-        return "; ".join(
-            f"{core_pattern.printable(path)}: {reason}" for path, reason in problems if reason
-        )
+        return "; ".join(f"{path}: {reason}" for path, reason in problems if reason)
 
 
 def _private(word: str) -> str:
@@ -327,22 +310,17 @@ def _directory(path: str) -> facts.CoreDirectory | None:
         room = os.statvfs(path)
     except OSError as problem:
         return facts.CoreDirectory(shown, problem.strerror or str(problem))
+    free_files = room.f_favail if room.f_files else None
     return facts.CoreDirectory(
-        shown,
-        mode=mode & 0o7777,
-        writable=os.access(path, os.W_OK | os.X_OK),
-        read_only=bool(room.f_flag & os.ST_RDONLY),
-        free_bytes=room.f_bavail * room.f_frsize,
-        free_files=room.f_favail if room.f_files else None,
-    )
+        shown, "", mode & 0o7777, os.access(path, os.W_OK | os.X_OK),
+        bool(room.f_flag & os.ST_RDONLY), room.f_bavail * room.f_frsize, free_files,
+    )  # fmt: skip
 
 
 def _backtrace(
     supervisor: ProcessSupervisor, path: str, program: str, core: CanaryCore
 ) -> tuple[int, str]:
-    """The number of frames that gdb reads from a core, and gdb's error if it reads none.
-    path: of gdb
-    """
+    """How many frames the gdb at this path reads from a core, and its error if it reads none."""
     try:
         number, status = open_regular(follow(ROOT, core.path).path)
     except OSError as problem:
@@ -369,17 +347,15 @@ def _before_crash(canary: CrashCanary) -> facts.ProvedCore:
     expected = "" if handler else core_pattern.printable(canary.expected_path())
     # A crash replaces a file with this path, if the path has no time in it (fs/coredump.c).
     existed = not handler and canary.pattern and os.path.lexists(canary.expected_path())
+    # The files in /proc/PID of a process that is not dumpable belong to root.
+    is_dumpable = os.stat(f"/proc/{canary.pid}/environ").st_uid == os.geteuid()
     return facts.ProvedCore(
-        pattern=core_pattern.printable(canary.pattern),
-        handler=core_pattern.printable(handler),
+        core_pattern.printable(canary.pattern), core_pattern.printable(handler),
         handler_there=not handler or os.access(handler, os.X_OK),
         skipped=f"{expected} is there, and a crash would replace it" if existed else "",
-        # The files in /proc/PID of a process that is not dumpable belong to root.
-        dumpable=os.stat(f"/proc/{canary.pid}/environ").st_uid == os.geteuid(),
-        limit_bytes=None if limit == resource.RLIM_INFINITY else limit,
-        expected=expected,
-        gdb=shutil.which("gdb") or "",
-    )
+        dumpable=is_dumpable, limit_bytes=None if limit == resource.RLIM_INFINITY else limit,
+        expected=expected, gdb=shutil.which("gdb") or "",
+    )  # fmt: skip
 
 
 def _after_crash(canary: CrashCanary, observed: facts.ProvedCore) -> facts.ProvedCore:
@@ -396,13 +372,10 @@ def _after_crash(canary: CrashCanary, observed: facts.ProvedCore) -> facts.Prove
     core = core_files[-1]
     at_home = os.path.dirname(core.path) == canary.home
     relative = not observed.handler and not os.path.isabs(canary.pattern)
-    observed = replace(
-        observed,
-        path=observed.path or core_pattern.printable(core.path),
-        stray=at_home and not relative and not observed.path,
-        size_bytes=core.size_bytes,
-        whole_bytes=core.whole_bytes,
-    )
+    is_stray = at_home and not relative and not observed.path
+    path = observed.path or core_pattern.printable(core.path)
+    observed = replace(observed, path=path, stray=is_stray, size_bytes=core.size_bytes)
+    observed = replace(observed, whole_bytes=core.whole_bytes)
     if observed.gdb and core.size_bytes >= (core.whole_bytes or sys.maxsize):
         frames, complaint = _backtrace(canary.supervisor, observed.gdb, canary.program, core)
         observed = replace(observed, frames=frames, gdb_said=complaint)
@@ -423,9 +396,8 @@ def prove(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.Pro
     try:
         canary.begin()
         if config.machine and not canary.has_unique_path:
-            return facts.ProvedCore(
-                core_pattern.printable(pattern), skipped="one core at a time has this name"
-            )
+            reason = "one core at a time has this name"
+            return facts.ProvedCore(core_pattern.printable(pattern), skipped=reason)
         observed = _before_crash(canary)
         if config.machine:
             observed = replace(observed, gdb="")

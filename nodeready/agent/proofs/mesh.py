@@ -26,9 +26,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from nodeready.agent.proc import kernel_text
+from nodeready.agent.proc import file_text
 from nodeready.agent.resolver import resolve
 from nodeready.core import wire
 from nodeready.subjects.proof.facts import Busy, ProofConfig
@@ -36,8 +36,7 @@ from nodeready.subjects.proof.facts import Busy, ProofConfig
 # --- Listeners on the job's ports, which are plain sockets as the job opens them. Their token
 # distinguishes them from other programs.
 
-#: Seconds after which a busy port is tried once more: a connection that ends may hold it.
-_AGAIN_S = 0.5
+_AGAIN_S = 0.5  # seconds until a busy port is tried again: an ending connection may hold it
 OPEN_S = 5.0  # maximum seconds of a connection that is not welcome
 #: The queue of a listener. A connection that finds it full tries again after a second, and looks
 #: slow.
@@ -45,9 +44,7 @@ _BACKLOG = 1024
 
 
 def listener(port: int) -> socket.socket:
-    """Listen as torchrun's TCPStore does: on all addresses of IPv4, and of IPv6 if it is enabled.
-    Raises OSError.
-    """
+    """Listen as torchrun's TCPStore does: on all IPv4, and IPv6 if enabled. Raises OSError."""
     try:
         return _listening_socket(socket.AF_INET6, "::", port)
     except OSError as problem:
@@ -100,10 +97,8 @@ class MeshListeners:
         self.sockets: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
         self._guests: dict[socket.socket, Guest] = {}
-        # Held while a thread changes the listeners, or works on a connection.
-        self._lock = threading.Lock()
-        errors = self.listen(ports)
-        if errors:
+        self._lock = threading.Lock()  # held to change listeners, or to use a connection
+        if errors := self.listen(ports):
             time.sleep(_AGAIN_S)
             errors = self.listen(errors)
         self.busy = tuple(Busy(port, error) for port, error in sorted(errors.items()))
@@ -186,13 +181,11 @@ class MeshListeners:
 OK, REFUSED, TIMEOUT, UNREACHABLE = "ok", "refused", "timeout", "unreachable"
 FOREIGN, SILENT, FAILED, SKIPPED = "foreign", "silent", "failed", "skipped"
 
-#: A SYN is sent again after 1 s (RFC 6298, section 2), so a single lost SYN is no time-out.
-CONNECT_S = 1.5
+CONNECT_S = 1.5  # a lost SYN is no time-out: it is sent again after 1 s (RFC 6298, section 2)
 #: Seconds for the token; longer, because the target's program may be busy after its kernel
 #: answered.
 TOKEN_S = 3.0
-#: After this number of time-outs in a row, from the first port on, no further port is tried.
-MAX_TIMEOUTS = 3
+MAX_TIMEOUTS = 3  # after these time-outs in a row from the first port on, no port is tried
 
 
 @dataclass(frozen=True)
@@ -204,8 +197,7 @@ class Listening:
     busy: tuple[Busy, ...]
     addresses: tuple[wire.Name, ...]  # the node's own, without loopback and link-local addresses
     host: wire.Name = ""  # the node's host name
-    # the host name's addresses on the node itself, in the resolver's order
-    resolved: tuple[wire.Name, ...] = ()
+    resolved: tuple[wire.Name, ...] = ()  # the host name's on the node itself, in order
     error: wire.Line = ""  # why the host name has no address
 
 
@@ -215,8 +207,7 @@ class Try:
 
     port: wire.Port
     # ``ok``; ``refused``; ``timeout``; ``unreachable``; ``foreign``: other data than the token
-    # came, or the end; ``silent``: no data came; ``failed``; ``skipped``: not tried after
-    # time-outs
+    # came, or the end; ``silent``: none came; ``failed``; ``skipped``: not tried after time-outs
     outcome: wire.Name
     ms: float  # the handshake; 0: there was none
     error: wire.Line  # the kernel's; "" if the outcome is enough
@@ -231,8 +222,7 @@ class MeshRound:
     # the addresses of the target's name on this node, in the resolver's order
     resolved: tuple[wire.Name, ...]
     error: wire.Line  # why the name has no address
-    # of the connection: the first resolved address that is the target's own; "": none is
-    address: wire.Name
+    address: wire.Name  # the first resolved one that is the target's own; "": none is
     tries: tuple[Try, ...]  # fewer than ports when the round's time was over
     accepted_count: wire.Count  # connections that our listeners have accepted since their start
     host_resolved: tuple[wire.Name, ...] = ()  # as resolved and error, of the target's host name
@@ -265,7 +255,7 @@ def addresses_in(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
 
 
 def local_addresses() -> tuple[str, ...]:
-    return addresses_in(kernel_text("/proc/net/fib_trie"), kernel_text("/proc/net/if_inet6"))
+    return addresses_in(file_text("/proc/net/fib_trie"), file_text("/proc/net/if_inet6"))
 
 
 #: Tells whether a socket is ready for these events of poll(2) within these seconds. It may raise
@@ -337,11 +327,9 @@ def _receive_token(connection: socket.socket, attempt: Try, token: bytes, ready:
 
 
 _OUTCOMES = {
-    errno.ECONNREFUSED: REFUSED,
-    errno.ETIMEDOUT: TIMEOUT,
-    errno.EHOSTUNREACH: UNREACHABLE,
+    errno.ECONNREFUSED: REFUSED, errno.ETIMEDOUT: TIMEOUT, errno.EHOSTUNREACH: UNREACHABLE,
     errno.ENETUNREACH: UNREACHABLE,
-}
+}  # fmt: skip
 
 
 def try_ports(
@@ -384,9 +372,8 @@ def _round(
         token = request["token"].encode()
         attempts = tuple(try_ports(address, request["ports"], token, began + request["limit_s"]))
     host = (resolved, error) if request["host"] == name else resolve(request["host"])
-    return MeshRound(
-        request["round"], name, resolved, error, address, attempts, listeners.accepted_count, *host
-    )
+    head = request["round"], name, resolved, error, address
+    return MeshRound(*head, attempts, listeners.accepted_count, *host)
 
 
 def main(config: ProofConfig, *, ports: tuple[int, ...]) -> None:
@@ -396,26 +383,39 @@ def main(config: ProofConfig, *, ports: tuple[int, ...]) -> None:
     and ports, addresses, token and host as the target's program reports them.
     """
     signal.alarm(config.limit_s)
-    listeners = MeshListeners(ports)
-    addresses = local_addresses()
+    listeners, addresses, host = MeshListeners(ports), local_addresses(), os.uname().nodename
     threading.Thread(target=listeners.serve, daemon=True).start()
+    ports = tuple(sorted(listeners.sockets))
+    first = Listening(listeners.token, ports, listeners.busy, addresses, host, *resolve(host))
+    print(wire.line(config.nonce, "listening", first), flush=True)
+    answer_requests(config.nonce, "round", None, lambda row: _round(row, addresses, listeners))
+
+
+def answer_requests(
+    nonce: str,
+    name: str,
+    start: Callable[[], Any] | None,
+    answer: Callable[[dict[str, Any]], Any],
+    end: Callable[[], object] = lambda: None,
+) -> NoReturn:
+    """Print an answer to each line of the standard input, a JSON object, under this name; first
+    what ``start`` returns. The input's end calls ``end`` and ends the process, even in an answer.
+    """
     requests: queue.Queue[str] = queue.Queue()
 
     def work() -> None:
         # Any error ends the process, and the end of the connection tells the control machine.
         try:
+            if start is not None:
+                print(wire.line(nonce, name, start()), flush=True)
             while True:
-                answer = _round(json.loads(requests.get()), addresses, listeners)
-                print(wire.line(config.nonce, "round", answer), flush=True)
+                print(wire.line(nonce, name, answer(json.loads(requests.get()))), flush=True)
         finally:
+            end()
             os._exit(1)
 
     threading.Thread(target=work, daemon=True).start()
-    host = os.uname().nodename
-    ports = tuple(sorted(listeners.sockets))
-    first = Listening(listeners.token, ports, listeners.busy, addresses, host, *resolve(host))
-    print(wire.line(config.nonce, "listening", first), flush=True)
-    # The end of the input ends the process, even in the middle of a connection.
     for line in sys.stdin:
         requests.put(line)
+    end()
     os._exit(0)

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.agent import payload
-from nodeready.agent.proc import user_name
+from nodeready.agent.proc import file_text, user_name
 from nodeready.agent.proofs import attach, core, session
 from nodeready.agent.runtime import Ended, ProcessSupervisor, bug_text, hold_streams
 from nodeready.core import wire
@@ -41,8 +41,7 @@ from nodeready.subjects.proof import facts
 # --- The proof that ssh and pdsh work from this node to its peers, in the user's own session.
 
 CONNECT_S = 5  # seconds for a connection, up to the banner of the peer's sshd
-#: Seconds for a login and its command: PAM, a name service, a home directory on the network.
-_COMMAND_S = 10
+_COMMAND_S = 10  # seconds for a login and its command: PAM, a name service, an NFS home
 AT_ONCE = 4  # maximum handshakes at once: each costs both nodes about 100 ms of CPU
 _COMMAND = "uname -n"  # not `hostname`, which prints the same: minimal images lack it
 # A shared connection proves nothing about the next connection, and its master would stay.
@@ -63,19 +62,13 @@ def prove(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.Pee
     """
     has_ssh, has_pdsh = bool(shutil.which("ssh")), bool(shutil.which("pdsh"))
     shells: dict[str, _Shell] = {}
-    threads = [
-        threading.Thread(target=_ask, args=(supervisor, kind, shells), daemon=True)
-        for kind in _SHELLS
-        if has_pdsh and config.peers
-    ]
+    arguments = [(supervisor, kind, shells) for kind in _SHELLS if has_pdsh and config.peers]
+    threads = [threading.Thread(target=_ask, args=row, daemon=True) for row in arguments]
     for thread in threads:
         thread.start()
     tries = _logins(supervisor, config.peers) if has_ssh else ()
-    reached = tuple(
-        peer.name
-        for peer in tries
-        if peer.rc == 0 and peer.answer and _PLAIN_NAME.fullmatch(peer.name)
-    )
+    answering = (peer.name for peer in tries if peer.rc == 0 and peer.answer)
+    reached = tuple(filter(_PLAIN_NAME.fullmatch, answering))
     for thread in threads:
         thread.join()
     shells = {kind: shells[kind] for kind in _SHELLS if kind in shells}
@@ -90,19 +83,16 @@ def prove(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.Pee
     run = runs.get(login.rcmd)
     if run is None or not run.answers:
         run = _pdsh(supervisor, reached, "ssh", login.environment)
-    defaults = tuple(
-        facts.RcmdDefault(
-            kind=kind,
-            rcmd=shell.rcmd[:80],
-            value=shell.value,
-            set_by="" if shell.rcmd == "ssh" else _set_by(supervisor, kind, shell),
-            works=shell.rcmd == "ssh" or (shell.rcmd in runs and bool(runs[shell.rcmd].answers)),
-            messages=shell.messages,
-        )
-        for kind, shell in shells.items()
-    )
-    pdshrc = _pdshrc(supervisor)
-    return facts.Peers(os.uname().nodename, has_ssh, tries, has_pdsh, run, defaults, pdshrc)
+    defaults = []
+    for kind, shell in shells.items():
+        set_by = "" if shell.rcmd == "ssh" else _set_by(supervisor, kind)
+        works = shell.rcmd == "ssh" or (shell.rcmd in runs and bool(runs[shell.rcmd].answers))
+        value = shell.environment.get(_VARIABLE)
+        value = None if value is None else value[:80]
+        row = kind, shell.rcmd[:80], value, set_by, works, shell.messages
+        defaults.append(facts.RcmdDefault(*row))
+    further = tuple(defaults), _pdshrc(supervisor)
+    return facts.Peers(os.uname().nodename, has_ssh, tries, has_pdsh, run, *further)
 
 
 def _logins(supervisor: ProcessSupervisor, names: tuple[str, ...]) -> tuple[facts.SshTry, ...]:
@@ -191,9 +181,8 @@ def _pdsh(
         except OSError as problem:
             return facts.PdshRun(names, (), 127, f"pdsh: {problem.strerror}")
         parts = (row.partition(": ") for row in ended.out.splitlines())
-        answers = tuple(
-            facts.PdshAnswer(label[:200], text[:200]) for label, colon, text in parts if colon
-        )
+        rows = ((label[:200], text[:200]) for label, colon, text in parts if colon)
+        answers = tuple(facts.PdshAnswer(*row) for row in rows)
         # pdsh exits with 0 even after errors.
         run = facts.PdshRun(names, answers, ended.rc, ended.err.strip()[-_KEPT:])
         if answers or ended.rc is None or "command timeout" in ended.err:
@@ -238,12 +227,6 @@ class _Shell:
     environment: dict[str, str]
     messages: str
 
-    @property
-    def value(self) -> str | None:
-        """PDSH_RCMD_TYPE; None: not set."""
-        value = self.environment.get(_VARIABLE)
-        return None if value is None else value[:80]
-
 
 def _ask(supervisor: ProcessSupervisor, kind: str, shells: dict[str, _Shell]) -> None:
     """Ask pdsh in the user's own shell for its remote command, without a connection. A shell that
@@ -280,7 +263,7 @@ def _pdshrc(supervisor: ProcessSupervisor) -> str:
     return "timed out" if ended.rc is None else ended.first or f"exit status {ended.rc}"
 
 
-def _set_by(supervisor: ProcessSupervisor, kind: str, shell: _Shell) -> str:
+def _set_by(supervisor: ProcessSupervisor, kind: str) -> str:
     """The last start-up line that sets pdsh's remote command, as ``FILE:LINE``."""
     bash = shutil.which("bash")
     # An interactive shell also has the environment of its login shell.
@@ -294,16 +277,12 @@ def _set_by(supervisor: ProcessSupervisor, kind: str, shell: _Shell) -> str:
         option = ["--noprofile"] if start == "login" else ["--norc", "-i"]
         with contextlib.suppress(OSError):
             traced = supervisor.run([str(bash), *option, "-c", script], _SHELL_S).err
-            lines = [m[1] for m in _TRACED.finditer(traced) if _SETS.search(m[2])]
-            if lines:
+            if lines := [m[1] for m in _TRACED.finditer(traced) if _SETS.search(m[2])]:
                 return lines[-1][:300]
     for path in filter(os.path.isfile, map(os.path.expanduser, _FILES)):
-        with contextlib.suppress(OSError):
-            with open(path, encoding="utf-8", errors="replace") as file:
-                rows = list(enumerate(file.read(1 << 20).splitlines(), 1))
-            for number, row in reversed(rows):
-                if _SETS.search(row) and not row.lstrip().startswith("#"):
-                    return f"{path}:{number}"[:300]
+        for number, row in reversed([*enumerate(file_text(path, 1 << 20).splitlines(), 1)]):
+            if _SETS.search(row) and not row.lstrip().startswith("#"):
+                return f"{path}:{number}"[:300]
     return ""
 
 
@@ -322,16 +301,12 @@ _BYTES = 1 << 20  # bytes that are written, more than a file system reserves for
 def prove_resources(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.Resources:
     """Write to the directories, map the files, and try to open the device files."""
     home = pwd.getpwuid(os.geteuid()).pw_dir
-    places = dict.fromkeys(("/tmp", facts.SHM, home))
+    places = filter(os.path.isabs, dict.fromkeys(("/tmp", facts.SHM, home)))
     devices = sorted(path for pattern in _DEVICES for path in glob.glob(pattern))
     if os.path.exists("/dev/kfd"):
         devices += sorted(glob.glob("/dev/dri/renderD*"))
-    return facts.Resources(
-        tuple(_place(path) for path in places if os.path.isabs(path)),
-        tuple(filter(None, map(_device, devices))),
-        home,
-        _memory_bytes("/"),
-    )
+    excluding = tuple(filter(None, map(_device, devices)))
+    return facts.Resources(tuple(map(_place, places)), excluding, home, _memory_bytes("/"))
 
 
 def _place(path: str) -> facts.JobDirectory:
@@ -413,33 +388,24 @@ def _device(path: str) -> facts.DeviceNode | None:
         if problem.errno != errno.EACCES:
             return None
         status = os.stat(path)
-        owner = f"{user_name(status.st_uid)}:{_group(status.st_gid)}"
+        group = str(status.st_gid)
+        with contextlib.suppress(KeyError):
+            group = grp.getgrgid(status.st_gid).gr_name
+        owner = f"{user_name(status.st_uid)}:{group}"
         return facts.DeviceNode(path, f"{stat.S_IMODE(status.st_mode):04o} {owner}")
     except OSError:
         return None
     return None
 
 
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
-
-
 # --- The program.
 
 _PROVE: dict[str, Callable[[ProcessSupervisor, facts.ProofConfig], Any]] = {
-    "limits": session.prove,
-    "attach": attach.prove,
-    "tracers": attach.prove_tracers,
-    "core": core.prove,
-    "resources": prove_resources,
-    "peers": prove,
-}
+    "limits": session.prove, "attach": attach.prove, "tracers": attach.prove_tracers,
+    "core": core.prove, "resources": prove_resources, "peers": prove,
+}  # fmt: skip
 
-#: Minimum time limit for a login: a shorter one would count slow logins as hangs.
-_LOGIN_S = 5
+_LOGIN_S = 5  # minimum time limit for a login: a shorter one would count slow logins as hangs
 
 
 class _ProofRun:
@@ -499,8 +465,7 @@ class _ProofRun:
 
     def _in_own_session(self, *, inside: bool) -> None:
         """The proofs in this session.
-        inside: another nodeready program opened the session, and observes how the node opens
-                sessions
+        inside: another nodeready program opened it, and observes how the node opens sessions
         """
         config, uid = self._config, os.geteuid()
         login, error = user_name(uid), ""
@@ -547,12 +512,9 @@ class _ProofRun:
         if "attach" in config.proofs:
             threads.append(self._start("control", attach.control, config, uid))
         threads.append(self._start("logins", session.logins, config.user))
-        inner = replace(
-            config,
-            limit_s=max(1, int(supervisor.left_s) - 2),
-            # Inside a job of Slurm, there may be no room for another job.
-            step=config.step and "SLURM_JOB_ID" not in os.environ,
-        )
+        # Inside a job of Slurm, there may be no room for another job.
+        step = config.step and "SLURM_JOB_ID" not in os.environ
+        inner = replace(config, limit_s=max(1, int(supervisor.left_s) - 2), step=step)
         has_begun = by_shell = False
 
         def relay(text: str) -> None:
@@ -570,8 +532,7 @@ class _ProofRun:
                 return
             has_begun = has_begun or "user" in rows
             if by_ssh.error and not by_ssh.ended and not by_shell:
-                by_shell = True
-                further = config, config.user, "shell"
+                by_shell, further = True, (config, config.user, "shell")
                 threads.append(self._start("shell", session.by_shell, *further))
             # A profile's output may stand before the line.
             self._print(text[text.index(f"{config.nonce} ") :])
@@ -585,8 +546,6 @@ class _ProofRun:
 
 
 def main(config: facts.ProofConfig, *, inside: bool = False) -> None:
-    """Run all proofs.
-    inside: this is the session that root opened for the user
-    """
+    """Run all proofs. inside: this is the session that root opened for the user"""
     hold_streams()
     _ProofRun(config).run(inside=inside)

@@ -7,21 +7,17 @@ of ib_write_bw listens on a free port of the job's range, for one client.
 from __future__ import annotations
 
 import glob
-import json
 import os
-import queue
 import re
 import signal
 import subprocess
-import sys
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.agent.proc import all_listeners, kernel_text
+from nodeready.agent.proc import all_listeners, file_text
 from nodeready.agent.proofs.active import IdleTools, failure
-from nodeready.agent.proofs.mesh import local_addresses, peer_address
+from nodeready.agent.proofs.mesh import answer_requests, local_addresses, peer_address
 from nodeready.agent.resolver import resolve
 from nodeready.agent.runtime import ProcessSupervisor, hold_streams
 from nodeready.core import wire
@@ -61,9 +57,9 @@ def active_links(directory: str = "/sys/class/infiniband") -> tuple[RdmaRate, ..
     links = []
     for path in sorted(glob.glob(f"{glob.escape(directory)}/*/ports/*")):
         device, _, number = path.rpartition("/ports/")
-        is_adapter = kernel_text(f"{device}/node_type").startswith("1:")
-        rate = re.match(r"\d{1,5}(\.\d{1,2})?", kernel_text(f"{path}/rate"))
-        if is_adapter and rate and "ACTIVE" in kernel_text(f"{path}/state"):
+        is_adapter = file_text(f"{device}/node_type").startswith("1:")
+        rate = re.match(r"\d{1,5}(\.\d{1,2})?", file_text(f"{path}/rate"))
+        if is_adapter and rate and "ACTIVE" in file_text(f"{path}/state"):
             links.append(RdmaRate(f"{os.path.basename(device)}/{number}", float(rate[0])))
     return tuple(links[:_MAX_PORTS])
 
@@ -135,7 +131,6 @@ class _RdmaTester:
 def main(config: ProofConfig, *, ports: tuple[int, int]) -> None:
     """Serve and measure, as the lines of the standard input say: JSON objects with the arguments
     of `_RdmaTester.serve` or, with tcp_port, of `_RdmaTester.measure`.
-
     ports: first and last TCP port of the job's range
     """
     hold_streams()
@@ -143,25 +138,8 @@ def main(config: ProofConfig, *, ports: tuple[int, int]) -> None:
     supervisor = ProcessSupervisor(config.tag, config.limit_s)
     supervisor.end_on_signals()
     tester = _RdmaTester(supervisor, ports)
-    requests: queue.Queue[str] = queue.Queue()
 
-    def send(row: Any) -> None:
-        print(wire.line(config.nonce, "rdma", row), flush=True)
+    def answer(words: dict[str, Any]) -> RdmaRate | RdmaServer:
+        return tester.measure(**words) if "tcp_port" in words else tester.serve(**words)
 
-    def work() -> None:
-        # Any error ends the process, and the end of the connection tells the control machine.
-        try:
-            send(tester.start())
-            while True:
-                words = json.loads(requests.get())
-                send(tester.measure(**words) if "tcp_port" in words else tester.serve(**words))
-        finally:
-            supervisor.end()
-            os._exit(1)
-
-    threading.Thread(target=work, daemon=True).start()
-    # The end of the input ends the process, even in the middle of a measurement.
-    for line in sys.stdin:
-        requests.put(line)
-    supervisor.end()
-    os._exit(0)
+    answer_requests(config.nonce, "rdma", tester.start, answer, supervisor.end)

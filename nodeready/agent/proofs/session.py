@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any
 
 from nodeready.agent import payload
-from nodeready.agent.proc import first_number, stat_fields, status_fields
+from nodeready.agent.proc import file_text, first_number, stat_fields, status_fields
 from nodeready.agent.runtime import KEPT_BYTES, Ended, ProcessSupervisor
 from nodeready.core import wire
 from nodeready.core.base import PAM_DIRECTORIES
@@ -38,8 +38,7 @@ from nodeready.subjects.proof import facts
 # The limits of `facts.SessionLimits` in /proc/PID/limits. prlimit() shows them only to a process
 # that may trace PID.
 _ITEMS = ("Max core file size", "Max locked memory", "Max open files")
-# Bit of CAP_SYS_RESOURCE (capabilities(7)), the right to raise a hard limit.
-_CAP_SYS_RESOURCE = 1 << 24
+_CAP_SYS_RESOURCE = 1 << 24  # CAP_SYS_RESOURCE (capabilities(7)): to raise a hard limit
 
 
 def _parse_limits(text: str) -> tuple[tuple[facts.Limit, ...], tuple[int, ...]]:
@@ -107,18 +106,18 @@ _START_FILES = (
 _ULIMIT = re.compile(r"^[^#]*\bulimit\s+(?:-[HS]+\s+)?-[HS]*([cln])\s*([0-9]{1,18})\b")
 # Option -> the sizes of its unit in bytes: bash counts cores by 1024, dash by 512.
 _UNITS = {"c": (512, 1024), "l": (1024,), "n": (1,)}
+_MAX_CHARACTERS = 1 << 20  # of a start-up file, and of a file of PAM, that are read
 
 
 def _ulimits(limits: Iterable[facts.Limit]) -> tuple[str, ...]:
     """The start-up lines that set these limits, as in `facts.SessionLimits`."""
     has, lines = dict(zip("cln", limits)), dict.fromkeys("cln", "")
     for path in itertools.chain(*(sorted(glob.glob(os.path.expanduser(p))) for p in _START_FILES)):
-        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file.read(1 << 20).splitlines(), 1):
-                match = _ULIMIT.match(line[:1000])
-                sizes = {int(match[2]) * unit for unit in _UNITS[match[1]]} if match else set()
-                if match and sizes & {has[match[1]].soft, has[match[1]].hard}:
-                    lines[match[1]] = f"{path}:{number}"[:300]
+        for number, line in enumerate(file_text(path, _MAX_CHARACTERS).splitlines(), 1):
+            match = _ULIMIT.match(line[:1000])
+            sizes = {int(match[2]) * unit for unit in _UNITS[match[1]]} if match else set()
+            if match and sizes & {has[match[1]].soft, has[match[1]].hard}:
+                lines[match[1]] = f"{path}:{number}"[:300]
     return tuple(lines.values()) if any(lines.values()) else ()
 
 
@@ -126,17 +125,15 @@ def _session_limits(
     text: str, before: tuple[facts.Limit, ...], opener: str
 ) -> facts.SessionLimits:
     """The limits in the text of /proc/PID/limits. Raises ValueError, KeyError."""
-    limits, further = _parse_limits(text)
-    core, memlock, nofile = limits
-    nr_open, ulimits = first_number("/proc/sys/fs/nr_open"), _ulimits(limits)
+    (core, memlock, nofile), further = _parse_limits(text)
+    nr_open, ulimits = first_number("/proc/sys/fs/nr_open"), _ulimits((core, memlock, nofile))
     ceiling: tuple[int, ...] = ()
     if not int(status_fields("/proc/self/status")["CapBnd"], 16) & _CAP_SYS_RESOURCE:
         # No process may raise the hard limits of sshd or process 1.
         parent_limits = limits_of(first_number("/run/sshd.pid") or 1)
         ceiling = tuple(limit.hard for limit in parent_limits)
-    return facts.SessionLimits(
-        core, memlock, nofile, before, ceiling, nr_open, opener, further, ulimits
-    )
+    further_values = ceiling, nr_open, opener, further, ulimits
+    return facts.SessionLimits(core, memlock, nofile, before, *further_values)
 
 
 def prove(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.SessionLimits:
@@ -260,10 +257,8 @@ def no_session(ended: Ended, user: str) -> str:
     if reason.startswith("Traceback"):
         # Our program raised it; the last line tells which limit of the user stopped it.
         reason = ended.err.strip().splitlines()[-1][:200]
-    python = next((row for row in ended.out.splitlines() if wire.NO_PYTHON in row), "")
-    if python:
-        named = f"{wire.NO_PYTHON} that {user} may run"
-        reason = python.replace(wire.NO_PYTHON, named)[:300]
+    if python := next((row for row in ended.out.splitlines() if wire.NO_PYTHON in row), ""):
+        reason = python.replace(wire.NO_PYTHON, f"{wire.NO_PYTHON} that {user} may run")[:300]
     elif ended.rc is None:
         reason = f"timed out; it said: {ended.first}" if ended.first else "timed out"
     return f"no session: {reason}"
@@ -292,8 +287,7 @@ def _caller_of_sudo() -> int | None:
 # --- The same node by ssh, as the user.
 
 _MAIN = "nodeready.agent.proofs.program"
-#: Seconds for sshd to accept the connection; seconds from the login to our program.
-_CONNECT_S, _BEGIN_S = 5, 12
+_CONNECT_S, _BEGIN_S = 5, 12  # seconds for sshd to accept; from the login to our program
 _SESSION_S = 40  # seconds for all proofs in one session: a login, a dump by py-spy, a core
 # The user's key and name for this node are used. proof.ssh judges the host key. Only the node
 # itself is contacted: without a proxy, another connection or a new known host.
@@ -377,9 +371,7 @@ def _by_ssh(
 def by_shell(
     supervisor: ProcessSupervisor, config: facts.ProofConfig, user: str, opener: str
 ) -> facts.SessionProof:
-    """The proofs in another session of the user's shell.
-    opener: as for `run`
-    """
+    """The proofs in another session of the user's shell. opener: as for `run`"""
     rows = _SessionRows(config, user, min(supervisor.left_s - 1, _SESSION_S))
     make_program = partial(payload.inner_program, _MAIN, rows.config)
     ended = run(supervisor, user, make_program, rows.add, start=rows.start, opener=opener)
@@ -399,10 +391,8 @@ class _SessionRows:
             config, user=name, proofs=repeated, peers=(), machine=identity(), step=False,
             limit_s=max(1, int(limit_s) - 1),
         )  # fmt: skip
-        self._kinds: dict[str, type[Any]] = {
-            "user": facts.User,
-            **{name: facts.SESSION[name] for name in repeated},
-        }
+        self._kinds: dict[str, type[Any]] = {name: facts.SESSION[name] for name in repeated}
+        self._kinds["user"] = facts.User
         self._rows: dict[str, Any] = {}
         self.start = (_BEGIN_S, lambda: "user" in self._rows)
 
@@ -413,9 +403,7 @@ class _SessionRows:
                     self._rows[kind] = wire.decode(self._kinds[kind], data)
 
     def result(self, ended: Ended, *, starts: bool) -> facts.SessionProof:
-        """The result of the session.
-        starts: the user's shell was started, and ended by itself
-        """
+        """The result of the session. starts: the user's shell was started, and ended by itself"""
         user = self._rows.pop("user", None)
         if user and not user.error:
             return facts.SessionProof("", **self._rows)
@@ -432,16 +420,9 @@ class _SessionRows:
 _IMMEDIATE_S, _STEP_S = 3, 15  # seconds for Slurm to give us the node; seconds for the step to end
 
 
-def _is_lower(limits: tuple[facts.Limit, ...], compared: tuple[facts.Limit, ...]) -> bool:
-    """Whether a limit is lower than the compared limit of the same item."""
-
-    def is_less(value: int, bound: int) -> bool:
-        return value != -1 and (bound == -1 or value < bound)
-
-    return any(
-        is_less(limit.soft, bound.soft) or is_less(limit.hard, bound.hard)
-        for limit, bound in zip(limits, compared)
-    )
+def _is_lower(limit: facts.Limit, bound: facts.Limit) -> bool:
+    pairs = ((limit.soft, bound.soft), (limit.hard, bound.hard))
+    return any(value != -1 and (maximum == -1 or value < maximum) for value, maximum in pairs)
 
 
 def step_matters(slurmd: tuple[facts.Limit, ...]) -> bool:
@@ -451,7 +432,8 @@ def step_matters(slurmd: tuple[facts.Limit, ...]) -> bool:
     the lower limits of the submitting user (slurm.conf(5)). If slurmd's limits are not lower than
     this session's, a step has this session's limits, and no step is started.
     """
-    return _is_lower(slurmd, limits_of("self")) and "SLURM_JOB_ID" not in os.environ
+    is_lower = any(map(_is_lower, slurmd, limits_of("self")))
+    return is_lower and "SLURM_JOB_ID" not in os.environ
 
 
 def by_srun(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.SessionProof:
@@ -480,11 +462,12 @@ def by_srun(supervisor: ProcessSupervisor, config: facts.ProofConfig) -> facts.S
 _PAM_LINE = re.compile(r"-?(account|session)\s+(\[[^\]]*\]|\S+)\s+(\S+)\s*(.*)", re.I)
 _NOLOGIN = ("/run/nologin", "/var/run/nologin", "/etc/nologin")
 _SHUTDOWN = "/run/systemd/shutdown/scheduled"
-_LIMITS_FILES = tuple(
-    f"{directory}/security/{files}"
-    for directory in ("/etc", "/usr/etc", "/usr/share")
-    for files in ("limits.conf", "limits.d/*.conf")
-)
+_LIMITS_FILES = [
+    f"{directory}/security/limits.{files}"
+    for directory, files in itertools.product(
+        ("/etc", "/usr/etc", "/usr/share"), ("conf", "d/*.conf")
+    )
+]
 _LIMITS_LINE = re.compile(
     r"\s*[^\s#*]\S*\s+(-\s*(#.*)?$|(soft|hard|-)\s+(core|memlock|nofile)\s)", re.I
 )
@@ -567,14 +550,10 @@ def _domains(name: str) -> tuple[str, ...]:
 
 
 def _limits_lines() -> Iterator[facts.LimitsLine]:
-    for pattern in _LIMITS_FILES:
-        for path in sorted(glob.glob(pattern)):
-            with contextlib.suppress(OSError):
-                with open(path, encoding="utf-8", errors="replace") as file:
-                    rows = file.read(1 << 20).splitlines()
-                for number, row in enumerate(rows, 1):
-                    if _LIMITS_LINE.match(row):
-                        yield facts.LimitsLine(path, number, row[:300])
+    for path in itertools.chain(*(sorted(glob.glob(pattern)) for pattern in _LIMITS_FILES)):
+        for number, row in enumerate(file_text(path, _MAX_CHARACTERS).splitlines(), 1):
+            if _LIMITS_LINE.match(row):
+                yield facts.LimitsLine(path, number, row[:300])
 
 
 def logins(supervisor: ProcessSupervisor, name: str) -> facts.Logins:
@@ -582,20 +561,11 @@ def logins(supervisor: ProcessSupervisor, name: str) -> facts.Logins:
     refused, or why its limits differ from another session's.
     """
     nologin = next(filter(os.path.exists, _NOLOGIN), "")
-    notice = ""
-    with contextlib.suppress(OSError, StopIteration):
-        if nologin and os.path.isfile(nologin):
-            with open(nologin, encoding="utf-8", errors="replace") as file:
-                notice = next(row.strip() for row in file.read(4096).splitlines() if row.strip())
+    text = file_text(nologin, 4096) if os.path.isfile(nologin) else ""
+    notice = next(filter(None, map(str.strip, text.splitlines())), "")[:200]
     services = _service("ssh", "sshd"), _service("su", "su-l", "su"), _service("slurm", "slurm")
     return facts.Logins(
-        services=services,
-        use_pam=_use_pam(supervisor, name),
-        nologin=nologin,
-        notice=notice[:200],
-        shutdown=os.path.exists(_SHUTDOWN),
-        sshd=limits_of_daemon("sshd"),
-        slurmd=limits_of_daemon("slurmd"),
-        lines=tuple(_limits_lines())[:_MAX_LINES],
-        domains=_domains(name),
-    )
+        services, _use_pam(supervisor, name), nologin, notice, os.path.exists(_SHUTDOWN),
+        sshd=limits_of_daemon("sshd"), slurmd=limits_of_daemon("slurmd"),
+        lines=tuple(_limits_lines())[:_MAX_LINES], domains=_domains(name),
+    )  # fmt: skip

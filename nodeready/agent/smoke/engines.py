@@ -24,25 +24,15 @@ from typing import Any
 
 from nodeready.agent.resolver import resolve
 from nodeready.agent.runtime import ProcessSupervisor, end_all
-from nodeready.agent.smoke import torch_ranks
-from nodeready.agent.smoke.orders import (
-    MAX_ERROR,
-    NCCL_TESTS,
-    PAIRS,
-    TORCH,
-    CollectiveOrder,
-    Engine,
-    RankNetwork,
-    RankResult,
-    SmokeConfig,
-    failed_ranks,
-)
+from nodeready.agent.smoke import orders, torch_ranks
+from nodeready.agent.smoke.orders import CollectiveOrder, RankNetwork, RankResult, SmokeConfig
 from nodeready.agent.smoke.pair import listener_mark
 from nodeready.agent.witnesses import nccl_errors
 from nodeready.agent.witnesses.nccl_log import read_log
 from nodeready.core import wire
 
 _NCCL, _GLOO = "nccl", "gloo"
+TORCH, NCCL_TESTS, PAIRS = orders.ENGINES
 PROVES = {
     (TORCH, _NCCL): "init, all_reduce, all_gather, send/recv and barrier of the job's own PyTorch "
     "over {library}, the sums, and each GPU's products and memory",
@@ -56,9 +46,9 @@ PROVES = {
 
 def _engine(
     name: str, backend: str, *, version: str = "", library: str = "", reason: str = ""
-) -> Engine:
+) -> orders.Engine:
     proves = PROVES[name, backend].format(library=library or "NCCL")
-    return Engine(name, backend, version, library, proves, reason)
+    return orders.Engine(name, backend, version, library, proves, reason)
 
 
 # --- What the job's Python says. It is the user's program, so that it may say anything.
@@ -80,9 +70,8 @@ def _network(lines: Iterable[str], rank: int) -> RankNetwork | None:
         return None
     keys = [error.key for error in nccl.errors if error.key in nccl_errors.FALLBACKS]
     note = "; ".join(nccl_errors.by_key(key).meaning for key in keys)
-    return RankNetwork(
-        nccl.network, nccl.interface, nccl.hcas, nccl.gdr, note if nccl.network == "Socket" else ""
-    )
+    note = note if nccl.network == "Socket" else ""
+    return RankNetwork(nccl.network, nccl.interface, nccl.hcas, nccl.gdr, note)
 
 
 def rank_result(row: Mapping[str, Any]) -> RankResult:
@@ -122,8 +111,7 @@ _BOOT = (
 #: Maximum seconds for the import of torch, which takes a minute from a network's disk; and its
 #: maximum part of the whole time.
 _IMPORT_S, _IMPORT_SHARE = 90.0, 0.5
-#: Seconds after a test's limit in which the job's Python must answer; then it is killed.
-_GRACE_S = 0.6
+_GRACE_S = 0.6  # seconds after a limit for the job's Python to answer; then it is killed
 _OUTPUT = 1 << 20  # bytes of a line that are kept
 
 
@@ -138,9 +126,8 @@ class _TorchProcess:
         self.name = config.python or "python3"
         self.words = (*config.prefix, self.name)
         environment = {**os.environ, **config.variables}
-        if "/" not in self.words[0] and not shutil.which(
-            self.words[0], path=environment.get("PATH")
-        ):
+        is_path = "/" in self.words[0]
+        if not is_path and not shutil.which(self.words[0], path=environment.get("PATH")):
             raise EngineUnusable(f"{self.words[0]}: command not found")
         source = torch_ranks.__spec__.loader.get_source(torch_ranks.__name__)  # type: ignore
         arguments = (self._mark, supervisor.left_s + 1, config.variables)
@@ -177,7 +164,7 @@ class _TorchProcess:
                 if "imported" in data:
                     reason = f"the GPUs' driver did not answer in {limit_s:.0f} s"
                 elif "reason" in data:
-                    raise EngineUnusable(f"{self.name}: {data['reason']}"[:MAX_ERROR])
+                    raise EngineUnusable(f"{self.name}: {data['reason']}"[: orders.MAX_ERROR])
                 else:
                     try:
                         return wire.decode(TorchHello, data)
@@ -197,9 +184,8 @@ class _TorchProcess:
         how = f"status {rc}"
         if rc is not None and rc < 0:
             how = signal.Signals(-rc).name if -rc in {*signal.Signals} else f"signal {-rc}"
-        message = torch_ranks.last_line("\n".join(self._last_errors))
-        name = os.path.basename(self.words[0])
-        return f"{name}: {message}"[:MAX_ERROR] if message else f"{name}: ended with {how}"
+        message = torch_ranks.last_line("\n".join(self._last_errors)) or f"ended with {how}"
+        return f"{os.path.basename(self.words[0])}: {message}"[: orders.MAX_ERROR]
 
     def lines(self, wait_s: float) -> list[dict[str, Any]]:
         """The messages that are there, else the first ones within this time."""
@@ -242,16 +228,16 @@ class _TorchProcess:
                     continue
                 try:
                     if data["error"]:
-                        return failed_ranks(order, "start", str(data["error"]))
+                        return orders.failed_ranks(order, "start", str(data["error"]))
                     return tuple(map(rank_result, data["ranks"]))
                 except (wire.DecodeError, KeyError, TypeError, ValueError):
-                    return failed_ranks(order, "start", "the ranks' answer makes no sense")
+                    return orders.failed_ranks(order, "start", "the ranks' answer makes no sense")
             if stop.is_set() and not is_end_sent:
                 is_end_sent, until = True, min(until, time.monotonic() + 2)
                 self._write(json.dumps({"end": order.number}).encode() + b"\n")
         how = "ended in the test" if self.ended else "did not answer, and was ended"
         self.stop(at_once=True)
-        return failed_ranks(order, "init", f"{os.path.basename(self.name)} {how}")
+        return orders.failed_ranks(order, "init", f"{os.path.basename(self.name)} {how}")
 
     def stop(self, *, at_once: bool = False) -> None:
         """End it with its ranks: close its input, else kill it."""
@@ -284,7 +270,7 @@ def _start(
         reason = problem.strerror or str(problem)
         if isinstance(problem, FileNotFoundError) and os.path.exists(argv[0]):
             reason = "its interpreter is not there"
-        raise EngineUnusable(f"{argv[0]}: {reason}"[:MAX_ERROR]) from None
+        raise EngineUnusable(f"{argv[0]}: {reason}"[: orders.MAX_ERROR]) from None
 
 
 # --- nccl-tests, rccl-tests.
@@ -294,8 +280,7 @@ _PLACES = (
     "/opt/nccl-tests/build", "/usr/local/bin", "/usr/local/nccl-tests/build", "/opt/nccl-tests",
     "/opt/rccl-tests/build", "/opt/rccl-tests", "/opt/rocm/bin",
 )  # fmt: skip
-#: Repetitions of nccl-tests, and warm-up repetitions before them.
-_REPETITIONS, _WARM_UPS = 5, 2
+_REPETITIONS, _WARM_UPS = 5, 2  # repetitions of nccl-tests, and warm-up repetitions before them
 _VERSION = re.compile(r"^#? *([nr]ccl-tests)(?: version|: Version) (\S+)", re.M)
 _LIBRARY = re.compile(r"\b([nr])ccl-library=(\d+)")
 # size count type redop root (old versions have no root), then twice: time algbw busbw #wrong. The
@@ -351,9 +336,8 @@ def performance(text: str) -> Performance:
     if failure and warning:
         message += f" ({warning})"
     is_complete = checked and bounds is not None and not failure
-    return Performance(
-        version[2] if version else "", name, is_complete, mismatch, ms, gbps, message[:MAX_ERROR]
-    )
+    program, error = version[2] if version else "", message[: orders.MAX_ERROR]
+    return Performance(program, name, is_complete, mismatch, ms, gbps, error)
 
 
 # --- All engines of this node.
@@ -361,7 +345,6 @@ def performance(text: str) -> Performance:
 
 class Engines:
     """The engines of this node. The job's Python runs, with torch imported, until `close`.
-
     engines: the best first; unusable engines are included
     """
 
@@ -369,14 +352,14 @@ class Engines:
         self._supervisor, self._config = supervisor, config
         self._python: _TorchProcess | None = None
         self._program = ""
-        engines: list[Engine] = []
+        engines: list[orders.Engine] = []
         if TORCH in config.engines:
             engines += self._torch()
         if NCCL_TESTS in config.engines:
             engines.append(self._vendor())
         self.engines = (*engines, _engine(PAIRS, "tcp"))
 
-    def _torch(self) -> list[Engine]:
+    def _torch(self) -> list[orders.Engine]:
         limit_s = min(_IMPORT_S, self._supervisor.left_s * _IMPORT_SHARE)
         try:
             python = self._python = _TorchProcess(self._supervisor, self._config, limit_s)
@@ -389,7 +372,7 @@ class Engines:
             _engine(TORCH, _GLOO, version=version, library="gloo", reason=hello.gloo),
         ]
 
-    def _vendor(self) -> Engine:
+    def _vendor(self) -> orders.Engine:
         environment = {**os.environ, **self._config.variables}
         path = os.pathsep.join((environment.get("PATH", os.defpath), *_PLACES))
         self._program = shutil.which(_PROGRAM, path=path) or ""
@@ -402,7 +385,7 @@ class Engines:
             result = performance(f"{ended.out}\n{ended.err}")
             version, library = result.version, result.library
             if ended.rc not in (0, None) and "error while loading" in ended.err:
-                reason = f"{self._program}: {ended.first}"[:MAX_ERROR]
+                reason = f"{self._program}: {ended.first}"[: orders.MAX_ERROR]
         except OSError as problem:
             reason = f"{self._program}: {problem.strerror}"
         return _engine(NCCL_TESTS, _NCCL, version=version, library=library, reason=reason)
@@ -416,35 +399,33 @@ class Engines:
         began = time.monotonic()
         for engine in self.engines:
             if (engine.name, engine.backend) == (order.engine, order.backend) and engine.reason:
-                return failed_ranks(order, "start", engine.reason)
+                return orders.failed_ranks(order, "start", engine.reason)
         if order.engine == NCCL_TESTS:
             return self._run_vendor(order, stop)
         if order.engine != TORCH:
-            return failed_ranks(order, "start", f"no engine {order.engine}")
-        # On the head itself its name may resolve to a loopback address, as on Debian (127.0.1.1 in
-        # /etc/hosts).
+            return orders.failed_ranks(order, "start", f"no engine {order.engine}")
+        # On the head its own name may be a loopback address, as on Debian (127.0.1.1, /etc/hosts).
         loopback = ("127.0.0.1", "127.0.1.1", "::1") if order.first == 0 else ()
         addresses = order.head.addresses + loopback
-        reason = name_problem(order.head.name, addresses, *resolve(order.head.name))
-        if reason:
-            return failed_ranks(order, "init", reason)
+        if reason := name_problem(order.head.name, addresses, *resolve(order.head.name)):
+            return orders.failed_ranks(order, "init", reason)
         try:
             if self._python is None or self._python.ended:
                 self._python = _TorchProcess(self._supervisor, self._config, order.limit_s / 2)
         except EngineUnusable as problem:
-            return failed_ranks(order, "start", str(problem))
+            return orders.failed_ranks(order, "start", str(problem))
         remaining_s = order.limit_s - (time.monotonic() - began)
         return self._python.run(order, remaining_s, stop)
 
     def _run_vendor(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
         if order.world != order.ranks:
             message = f"{NCCL_TESTS} without MPI proves the GPUs of one node"
-            return failed_ranks(order, "start", message)
+            return orders.failed_ranks(order, "start", message)
         debug = torch_ranks.open_debug_file()
         try:
             return self._run_program(order, stop, debug)
         except (EngineUnusable, RuntimeError) as problem:
-            return failed_ranks(order, "start", str(problem))
+            return orders.failed_ranks(order, "start", str(problem))
         finally:
             if debug >= 0:
                 os.close(debug)
@@ -452,9 +433,7 @@ class Engines:
     def _run_program(
         self, order: CollectiveOrder, stop: threading.Event, debug: int
     ) -> tuple[RankResult, ...]:
-        """Run nccl-tests. Raises EngineUnusable, RuntimeError.
-        debug: the descriptor of NCCL's file; -1: none
-        """
+        """Run nccl-tests. Raises EngineUnusable, RuntimeError. debug: of NCCL's file; -1: none"""
         began = time.monotonic()
         environment = {**os.environ, **self._config.variables}
         environment.update(torch_ranks.debug_variables(debug))
@@ -495,13 +474,10 @@ class Engines:
             message = f"{_PROGRAM} ended with status {rc}" + (f": {last}" if last else "")
         phase = "done" if not message else "all_reduce" if "#wrong" in text else "init"
         ms, gbps = (0.0, 0.0) if message else (round(result.ms, 4), round(result.gbps, 4))
-        return tuple(
-            replace(
-                rank, mismatch=result.mismatch, ms=ms, gbps=gbps,
-                network=_network(lines, rank.rank),
-            )
-            for rank in failed_ranks(order, phase, message)
-        )  # fmt: skip
+        figures: dict[str, Any] = {"mismatch": result.mismatch, "ms": ms, "gbps": gbps}
+        ranks = orders.failed_ranks(order, phase, message)
+        networks = {rank.rank: _network(lines, rank.rank) for rank in ranks}
+        return tuple(replace(r, **figures, network=networks[r.rank]) for r in ranks)
 
     @property
     def python_pid(self) -> int | None:

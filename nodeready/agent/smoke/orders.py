@@ -35,8 +35,7 @@ class SmokeConfig:
     ports: tuple[int, ...] = ()  # the ports of the policy's range on which the node listens
     engines: tuple[str, ...] = ENGINES  # the engines to search for
     python: str = ""  # the Python of the job, an absolute path; "": python3 of the user's session
-    # words before the Python, such as ``apptainer exec --nv image.sif``
-    prefix: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()  # before the Python: ``apptainer exec --nv image.sif``
     environment: tuple[str, ...] = ()  # ``NAME=VALUE`` of the job
 
     @property
@@ -131,8 +130,8 @@ def line(order: CollectiveOrder | PairOrder | EndOrder) -> str:
 
 
 _KINDS: dict[str, type[CollectiveOrder | PairOrder | EndOrder]] = {
-    "collective": CollectiveOrder, "pair": PairOrder, "end": EndOrder,
-}  # fmt: skip
+    kind.kind: kind for kind in (CollectiveOrder, PairOrder, EndOrder)
+}
 
 
 def read(text: str) -> CollectiveOrder | PairOrder | EndOrder:
@@ -177,10 +176,8 @@ MAX_ERROR = 300  # maximum characters of a rank's error
 
 def failed_ranks(order: CollectiveOrder, phase: str, message: str) -> tuple[RankResult, ...]:
     """All ranks of this node, failed in this phase for one reason."""
-    numbers = range(order.first, order.first + order.ranks)
-    return tuple(
-        RankResult(number, phase, "", message[:MAX_ERROR], 0.0, 0.0) for number in numbers
-    )
+    numbers, error = range(order.first, order.first + order.ranks), message[:MAX_ERROR]
+    return tuple(RankResult(number, phase, "", error, 0.0, 0.0) for number in numbers)
 
 
 @dataclass(frozen=True)
@@ -190,8 +187,7 @@ class CollectiveAnswer:
     number: wire.Count
     error: wire.Line  # why no rank could be started; "": all were started
     ranks: tuple[RankResult, ...]
-    # the port that rank 0 did not get, and the process that has it; "": it got it
-    port_holder: wire.Line = ""
+    port_holder: wire.Line = ""  # the port that rank 0 did not get, and who has it; "": it got it
 
 
 @dataclass(frozen=True)
@@ -204,8 +200,7 @@ class PairAnswer:
     resolved: tuple[wire.Name, ...] = ()
     error: wire.Line = ""  # why the name has no address
     address: wire.Name = ""  # of the connection; "": no resolved address is the target's own
-    # of the ports, in their order; fewer than ports when the time was over
-    tries: tuple[Try, ...] = ()
+    tries: tuple[Try, ...] = ()  # in the ports' order; fewer when the time was over
     # of the data: ``ok``, ``small`` or ``large`` (the part that did not come back), ``slow`` (the
     # large part cannot come back in time), "" when no port works
     outcome: wire.Name = ""

@@ -51,8 +51,7 @@ class SmokeListeners(mesh.MeshListeners):
     def lend(self, port: int) -> None:
         """Close the listener of this port, if there is one, for another program."""
         with self._lock:
-            listener = self.sockets.pop(port, None)
-            if listener is not None:
+            if (listener := self.sockets.pop(port, None)) is not None:
                 self._selector.unregister(listener)
                 listener.close()
 
@@ -104,8 +103,7 @@ SILENT_S = 3.0  # A peer that sends no byte for these seconds is given up
 SLOW_S = 2.0
 _ECHOES = 50
 _REPEAT_S = 0.05  # seconds in which the large message is repeated: the best time counts
-#: Seconds for a connection: two lost packets of its handshake can be sent again.
-_CONNECT_S = 3.5
+_CONNECT_S = 3.5  # seconds for a connection: two lost packets of its handshake can be sent again
 _SLICE_S = 0.2  # seconds until the end of a test from outside is noticed
 
 
@@ -139,10 +137,6 @@ class Deadline:
             if remaining_s <= 0:
                 return False
 
-    def pause(self, seconds: float) -> None:
-        self._stop.wait(seconds)
-        self.check()
-
     def join(self, thread: threading.Thread, seconds: float) -> None:
         until = time.monotonic() + seconds
         while thread.is_alive() and time.monotonic() < until:
@@ -164,7 +158,8 @@ def _greet(peer: SmokePeer, address: tuple[str, int], deadline: Deadline) -> soc
             return connection
         if not is_retried or time.monotonic() > end:
             return None
-        deadline.pause(0.05)
+        time.sleep(0.05)
+        deadline.check()
 
 
 def _is_welcome(connection: socket.socket, token: str, deadline: Deadline) -> bool:
@@ -285,13 +280,11 @@ def run_pair(
         half = deadline.began + order.limit_s / 2
         ports = order.ports if address else ()
         mark = listener_mark(peer.token)
-        for attempt in mesh.try_ports(address, ports, mark, half, deadline.ready):
-            tries.append(attempt)
+        tries.extend(mesh.try_ports(address, ports, mark, half, deadline.ready))
         port = next((attempt.port for attempt in tries if attempt.outcome == mesh.OK), None)
         if port is not None:
             answer = replace(answer, outcome="small")
-            connection = _greet(peer, (address, port), deadline)
-            if connection is not None:
+            if (connection := _greet(peer, (address, port), deadline)) is not None:
                 echo = _Echo(connection, order, deadline)
                 try:
                     echo.run()

@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Union
@@ -43,10 +43,8 @@ _ENVIRONMENT_S = 3.0  # seconds for the facts that decide about the job's variab
 #: Messages of the kernel and of PyTorch for a port that another process has (EADDRINUSE).
 _IN_USE = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 98\b")
 _TAKE_S = 0.3  # seconds for a rank's port to become free
-#: Seconds for the session to end by itself, with its logout by PAM, before it is killed.
-_LEAVE_S = 1.0
-#: A session's program ends this number of seconds before the program that started it.
-_SOONER_S = 2
+_LEAVE_S = 1.0  # seconds for the session to end by itself, with PAM's logout, before a kill
+_SOONER_S = 2  # A session's program ends this number of seconds before the program that started it
 _MAX_LIMIT_S = 24 * 3600  # the maximum of a test's limit
 _LONGEST = 128 << 10  # maximum characters of an answer: the ranks of a node, each with an error
 
@@ -54,10 +52,8 @@ _Work = Union[orders.CollectiveOrder, orders.PairOrder]
 
 #: The name of an answer -> its type. The name is the order's kind.
 _ANSWERS: dict[str, type[Any]] = {
-    "hello": orders.Hello,
-    "collective": orders.CollectiveAnswer,
-    "pair": orders.PairAnswer,
-}
+    "hello": orders.Hello, "collective": orders.CollectiveAnswer, "pair": orders.PairAnswer,
+}  # fmt: skip
 
 _printing = threading.Lock()
 
@@ -73,9 +69,7 @@ def _no_hello(reason: str) -> orders.Hello:
 
 
 def main(config: orders.SmokeConfig, *, inside: bool = False) -> None:
-    """Run until the input ends.
-    inside: this is the session that root opened for the user
-    """
+    """Run until the input ends. inside: this is the session that root opened for the user"""
     hold_streams()
     os.chdir("/")
     supervisor = ProcessSupervisor(config.tag, config.limit_s)
@@ -93,20 +87,15 @@ def main(config: orders.SmokeConfig, *, inside: bool = False) -> None:
         print(f"{config.nonce} begun {{}}", flush=True)
     try:
         part.begin()
-        for text in _input_lines():
-            part.take(_order(text))
+        # A profile may have closed it: then Python has no sys.stdin.
+        with open(0, "rb", closefd=False) as file:
+            for row in file:
+                if row.endswith(b"\n"):
+                    part.take(_order(row.decode("utf-8", "replace")))
     except Exception as problem:  # noqa: BLE001 - it must not keep the program from its end
         print(problem if isinstance(problem, ValueError) else bug_text(problem), file=sys.stderr)
         part.leave(1)
     part.leave(0)
-
-
-def _input_lines() -> Iterator[str]:
-    # A profile may have closed it: then Python has no sys.stdin.
-    with open(0, "rb", closefd=False) as file:
-        for row in file:
-            if row.endswith(b"\n"):
-                yield row.decode("utf-8", "replace")
 
 
 def _order(text: str) -> _Work | orders.EndOrder:
@@ -155,8 +144,7 @@ class _SessionPart(_ProgramPart):
     def __init__(self, supervisor: ProcessSupervisor, config: orders.SmokeConfig) -> None:
         super().__init__(supervisor, config)
         self._orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        #: Orders without an answer, by number.
-        self._pending: dict[int, _Work] = {}
+        self._pending: dict[int, _Work] = {}  # orders without an answer, by number
         self._has_begun = self._has_greeted = self._has_refused = False
         # The session gets its own nonce, so that the control machine's nonce stays secret.
         self._inner = replace(config, nonce=f"inside-{os.urandom(8).hex()}")
@@ -186,14 +174,12 @@ class _SessionPart(_ProgramPart):
         config, supervisor = self.config, self.supervisor
         inner = replace(self._inner, limit_s=max(1, int(supervisor.left_s) - _SOONER_S))
         try:
+            make_program = partial(payload.inner_program, __name__, inner)
             ended = session.run(
-                supervisor,
-                config.user,
-                partial(payload.inner_program, __name__, inner),
-                self._relay_answer,
+                supervisor, config.user, make_program, self._relay_answer,
                 further_input=iter(self._orders.get, None),
                 start=(_LOGIN_S, lambda: self._has_begun),
-            )
+            )  # fmt: skip
         except Exception as problem:  # noqa: BLE001 - its files were closed when we left, say
             ended = Ended(127, "", bug_text(problem), 0.0)
         if self.leaving:
@@ -206,8 +192,8 @@ class _SessionPart(_ProgramPart):
         if not self._has_refused:
             rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
             ending = "timed out" if ended.rc is None else f"exit status {ended.rc}"
-            detail = f": {rows[-1][:200]}" if rows else ""
-            message = f"the session of {config.user} ended ({ending}){detail}"
+            message = f"the session of {config.user} ended ({ending})"
+            message += f": {rows[-1][:200]}" if rows else ""
             print(message, file=sys.stderr, flush=True)
         self.leave(0 if self._has_refused else 1)
 
@@ -255,10 +241,8 @@ class _NodePart(_ProgramPart):
     def __init__(self, supervisor: ProcessSupervisor, config: orders.SmokeConfig) -> None:
         super().__init__(supervisor, config)
         self._todo: queue.SimpleQueue[_Work] = queue.SimpleQueue()
-        #: The events that end the tests, by number.
-        self._stops: dict[int, threading.Event] = {}
-        #: The port that rank 0 has or had, in place of our listener.
-        self._lent: set[int] = set()
+        self._stops: dict[int, threading.Event] = {}  # the events that end the tests, by number
+        self._lent: set[int] = set()  # the port that rank 0 has or had, in place of our listener
 
     def begin(self) -> None:
         login, user = user_name(os.geteuid()), self.config.user
@@ -337,10 +321,8 @@ class _NodePart(_ProgramPart):
         if isinstance(order, orders.PairOrder):
             return run_pair(order, self._addresses, stop)
         port = order.head.port
-        is_lent = (order.engine, order.first) == (
-            orders.TORCH,
-            0,
-        ) and port in self._listeners.ports
+        is_first = (order.engine, order.first) == (orders.TORCH, 0)
+        is_lent = is_first and port in self._listeners.ports
         if is_lent:
             # Rank 0 is here, and listens there itself.
             self._lent.add(port)

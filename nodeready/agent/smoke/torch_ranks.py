@@ -42,8 +42,7 @@ from typing import Any
 
 KILL_S = 0.3  # seconds before the end of a test at which its ranks are killed
 AFTER_FAILURE_S = 2.0  # seconds for the remaining ranks of this node when one rank has failed
-#: Maximum seconds for a killed process to end, unless it hangs in the kernel.
-REAP_S = 0.6
+REAP_S = 0.6  # maximum seconds for a killed process to end, unless it hangs in the kernel
 COUNT_S = 25.0  # seconds for the driver to count its GPUs
 #: Seconds by which the store's time-out is shorter than the test, so that a rank can report
 #: missing ranks.
@@ -52,10 +51,8 @@ STORE_S = 1.0
 #: seconds between two of them, so that thousands of ranks are no flood.
 SILENT_S, CONNECT_S, AGAIN_S = 0.05, 3.0, 0.1
 SHARE = 0.2  # fraction of the test's time for the repetitions of the large all_reduce
-#: Maximum repetitions of the large all_reduce; repetitions of the small one.
-REPETITIONS, LATENCIES = 5, 5
-#: Maximum characters of an error; bytes of a rank's output that are kept.
-LONGEST, KEPT = 300, 32768
+REPETITIONS, LATENCIES = 5, 5  # maximum of the large all_reduce; of the small one
+LONGEST, KEPT = 300, 32768  # maximum characters of an error; kept bytes of an output
 #: Bytes of NCCL's lines that are read, at their beginning and at their end; the maximum lines that
 #: are sent, and characters of each.
 DEBUG_HEAD, DEBUG_TAIL, DEBUG_LINES, DEBUG_WIDTH = 256 << 10, 64 << 10, 64, 300
@@ -137,8 +134,7 @@ def debug_lines(number: int) -> list[str]:
         data = data[: data.rfind(b"\n")] + tail[tail.find(b"\n") :]
     lines: dict[str, str] = {}
     for line in data.decode("utf-8", "replace").splitlines():
-        match = _TELLING.search(line)
-        if match:
+        if match := _TELLING.search(line):
             link = re.sub(r"\d+", "", match.group(1) or "")
             lines.setdefault(link or line, line[:DEBUG_WIDTH])
     rows = list(lines.values())
@@ -149,8 +145,8 @@ def debug_lines(number: int) -> list[str]:
 
 
 def own_address(without: int) -> str:
-    """The own address of most of this process's connections; "": no connection.
-    without: the port of connections that do not count
+    """The own address of most of this process's connections; "": no connection. without: the port
+    of connections that do not count
     """
     counts: dict[str, int] = {}
     for name in os.listdir("/proc/self/fd"):
@@ -210,9 +206,7 @@ def mismatch(got: Any, expected: Any, title: str) -> str:
 
 
 class RankWork:
-    """The phases of one rank.
-    say: sends keyword arguments to the process that forked this rank
-    """
+    """The phases of one rank. say: sends keyword arguments to the process that forked this rank"""
 
     def __init__(self, order: dict[str, Any], index: int, torch: Any, say: Callable[..., None]):
         self.order, self.torch, self.say = order, torch, say
@@ -221,15 +215,12 @@ class RankWork:
         on_gpu = order["backend"] == "nccl" and bool(order["gpus"])
         self.gpu = order["gpus"][index] if on_gpu else -1
         self.device = torch.device("cuda", index) if on_gpu else torch.device("cpu")
-        self.deadline = order["deadline"]
-        self.mismatch = ""
-        self.ms, self.gbps = 0.0, 0.0
-        self.large_s = 1.0
+        self.deadline: float = order["deadline"]
+        self.mismatch, self.ms, self.gbps, self.large_s = "", 0.0, 0.0, 1.0
         self.store: Any = None
 
     def left_s(self) -> float:
-        remaining_s: float = self.deadline - time.monotonic()
-        return max(0.5, remaining_s)
+        return max(0.5, self.deadline - time.monotonic())
 
     def run(self) -> None:
         for phase in ("compute", "init", "barrier", "all_reduce", "all_gather", "send_recv",
@@ -295,9 +286,8 @@ class RankWork:
         options: dict[str, Any] = {"timeout": late if is_nccl else self.store_limit()}
         if is_nccl and "device_id" in inspect.signature(dist.init_process_group).parameters:
             options["device_id"] = self.device
-        dist.init_process_group(
-            order["backend"], store=self.store, rank=self.rank, world_size=self.world, **options
-        )
+        options.update(store=self.store, rank=self.rank, world_size=self.world)
+        dist.init_process_group(order["backend"], **options)
         if not is_nccl:
             address = own_address(order["port"])
             self.say(address=[interface_of(address), address])
@@ -337,9 +327,7 @@ class RankWork:
         while self.store.add("nodeready/ranks", 0) < self.world:
             if self.left_s() <= STORE_S:
                 ranks = range(self.world)
-                missing = [
-                    number for number in ranks if not self.store.add(f"nodeready/rank{number}", 0)
-                ]
+                missing = [n for n in ranks if not self.store.add(f"nodeready/rank{n}", 0)]
                 numbers = ", ".join(str(number) for number in missing[:8])
                 suffix = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
                 noun = "rank" if len(missing) == 1 else "ranks"
@@ -358,10 +346,8 @@ class RankWork:
 
     def positions(self, item: int, size_bytes: int, dtype: Any) -> Any:
         """The numbers 0, 1, 2, ... that fit into these bytes."""
-        torch = self.torch
-        return torch.arange(max(1, size_bytes // item), dtype=torch.int64, device=self.device).to(
-            dtype
-        )
+        count, torch = max(1, size_bytes // item), self.torch
+        return torch.arange(count, dtype=torch.int64, device=self.device).to(dtype)
 
     def all_reduce(self) -> None:
         torch, n = self.torch, self.world
@@ -409,11 +395,8 @@ class RankWork:
         previous, following = (self.rank - 1) % self.world, (self.rank + 1) % self.world
         sent, got = values + self.rank * 7919, torch.full_like(values, -1)
         if self.order["backend"] == "nccl":
-            operations = [
-                dist.P2POp(dist.isend, sent, following),
-                dist.P2POp(dist.irecv, got, previous),
-            ]
-            work = dist.batch_isend_irecv(operations)
+            send = dist.P2POp(dist.isend, sent, following)
+            work = dist.batch_isend_irecv([send, dist.P2POp(dist.irecv, got, previous)])
         else:
             work = [dist.isend(sent, following), dist.irecv(got, previous)]
         for request in work:
@@ -566,23 +549,16 @@ def remove_files(files: list[str]) -> None:
 
 
 class RankProcess:
-    """A rank's process, as its parent sees it.
-
-    report: the rank's messages, merged
-    killed: why it was killed; "": it was not
-    nccl:   NCCL's lines about its network, after its end
-    ended:  its exit status, or the negative number of its signal; None: it runs
-    """
+    """A rank's process, as its parent sees it."""
 
     def __init__(self, torch: Any, order: dict[str, Any], index: int, out: int) -> None:
-        self.began = time.monotonic()
-        self.number = order["first"] + index
-        self.ended: int | None = None
-        self.report: dict[str, Any] = {"phase": "start"}
+        self.began, self.number = time.monotonic(), order["first"] + index
+        self.ended: int | None = None  # its exit status, or minus its signal; None: it runs
+        self.report: dict[str, Any] = {"phase": "start"}  # the rank's messages, merged
         self.buffer, self.output = b"", b""
-        self.killed = ""
+        self.killed = ""  # why it was killed; "": it was not
         self.files: list[str] = []
-        self.nccl: list[str] = []
+        self.nccl: list[str] = []  # NCCL's lines about its network, after its end
         self.debug = open_debug_file()
         self.messages_end, tell = os.pipe()
         self.log, output = os.pipe()
@@ -676,8 +652,7 @@ class RankProcess:
         output = "\n".join((self.output.decode("utf-8", "replace"), *self.nccl))
         warning = last_warning(output)
         if self.ended is None:
-            zombie = f"process {self.pid} does not end after SIGKILL"
-            return f"{self.killed}; {zombie}"
+            return f"{self.killed}; process {self.pid} does not end after SIGKILL"
         if self.killed:
             return error or (f"{self.killed}; {warning}" if warning else self.killed)
         if error:
@@ -695,10 +670,8 @@ class Forker:
     """Reads orders, forks ranks and prints answers."""
 
     def __init__(self, torch: Any, out: int, mark: str) -> None:
-        self.torch, self.out, self.mark = torch, out, mark
-        self.input = b""
-        #: Killed processes that have not ended.
-        self.zombies: list[int] = []
+        self.torch, self.out, self.mark, self.input = torch, out, mark, b""
+        self.zombies: list[int] = []  # killed processes that have not ended
 
     def say(self, data: dict[str, Any]) -> None:
         text = (self.mark + " " + json.dumps(data) + "\n").encode("ascii")
@@ -835,11 +808,9 @@ def gpu_report(torch: Any) -> dict[str, Any]:
     until = time.monotonic() + 1
     while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < until:
         time.sleep(0.005)
-    try:
-        result: dict[str, Any] = json.loads(text)
-    except ValueError:
-        reason = f"the driver did not answer in {COUNT_S:.0f} s"
-        return {"gpus": 0, "library": "", "reason": reason}
+    result = {"gpus": 0, "library": "", "reason": f"the driver did not answer in {COUNT_S:.0f} s"}
+    with contextlib.suppress(ValueError):
+        result = json.loads(text)
     return result
 
 
@@ -884,13 +855,9 @@ def main(mark: str, limit_s: float, environment: dict[str, str]) -> None:
         forker.say({"reason": error_line(problem)})
         os._exit(1)
     forker.say({"imported": True})
-    hello = {
-        "torch": str(torch.__version__),
-        **unusable_backends(torch, dist),
-        **gpu_report(torch),
-    }
-    reason = hello.pop("reason")
-    gpus = hello.pop("gpus")
+    report = gpu_report(torch)
+    reason, gpus = report.pop("reason"), report.pop("gpus")
+    hello = {"torch": str(torch.__version__), **unusable_backends(torch, dist), **report}
     if torch.cuda.is_initialized():
         reason, gpus = "the import of torch initialises CUDA: no rank can be forked", 0
     if not hello["nccl"] and not gpus:

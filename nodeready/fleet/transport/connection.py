@@ -41,7 +41,7 @@ from paramiko.ssh_exception import AuthenticationException, NoValidConnectionsEr
 
 from nodeready.agent.asking import DEAD_AFTER_S, KEEPALIVE_S
 from nodeready.agent.local import end_session
-from nodeready.agent.proc import first_number, kernel_text
+from nodeready.agent.proc import file_text, first_number
 from nodeready.core import shell
 from nodeready.fleet.transport.ssh_config import SshConfigError, SshSettings
 
@@ -408,7 +408,7 @@ class Neighbours:
         self._limit = first_number("/proc/sys/net/ipv4/neigh/default/gc_thresh3") or 0
         self._networks: list[tuple[ipaddress.IPv4Network, bool]] = []
         with contextlib.suppress(ValueError):
-            self._networks = routes(kernel_text("/proc/net/route"))
+            self._networks = routes(file_text("/proc/net/route"))
 
     def add(self, address: str) -> None:
         """Count an address to connect to; warn once, near the limit of the table."""

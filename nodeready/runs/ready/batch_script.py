@@ -218,7 +218,6 @@ def check(script: str) -> tuple[ScriptFinding, ...]:
         if match := rule.pattern.search(text):
             at = match.start("at" if "at" in match.re.groupindex else 0)
             number = lines[bisect(starts, at) - 1][0]
-            findings.append(
-                ScriptFinding(number, rule.key, rule.problem, rule.advice, rule.source)
-            )
+            words = rule.key, rule.problem, rule.advice, rule.source
+            findings.append(ScriptFinding(number, *words))
     return tuple(sorted(findings, key=lambda finding: finding.line))

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from nodeready.runs.ready.run import ReadyTask, WantedProofs
     from nodeready.subjects.proof.facts import ProvedCollective
 
-#: Seconds of the budget to end the processes that still run on the nodes, and to report.
-_RESERVE_S = 3
+_RESERVE_S = 3  # seconds of the budget to end what still runs on the nodes, and to report
 _PAUSE_S = 10  # seconds between two looks of ``--wait``
 
 
@@ -65,9 +64,8 @@ def run(
     if inventory is None:
         yield _local_look(options, settings, keeper, tell)
         return
-    nodes = targets.select_targets(
-        inventory, options, settings, job=options.job, tell=tell.note
-    ).at(READY)
+    nodes = targets.select_targets(inventory, options, settings, job=options.job, tell=tell.note)
+    nodes = nodes.at(READY)
     selection = _select_checks(nodes.policies.values(), options.only, options)
     nodes = nodes.chosen(selection)
     # Of a subject that was probed, the memory has all results. Not each proof was made.
@@ -155,11 +153,8 @@ def _prove(
     subjects = tuple(name for name in probed_subjects(selection) if name in LOOKED_AT)
     needed = options.nodes_needed
     if needed is not None and needed > len(nodes.policies):
-        count = len(nodes.policies)
-        raise Refused(
-            f"--nodes-needed {needed}: {counted(count, 'node')} "
-            f"{'is' if count == 1 else 'are'} selected"
-        )
+        selected = counted(len(nodes.policies), "node is", "nodes are")
+        raise Refused(f"--nodes-needed {needed}: {selected} selected")
     from nodeready.runs.ready.run import WantedProofs
 
     level = options.active or 1
@@ -208,16 +203,11 @@ def _prove_fleet(
             shown.close()
             return _prove_collective(task, names, tell)
 
+        addresses = given_addresses(nodes.inventory) if nodes.inventory is not None else {}
+        failures = earlier_failures(nodes.policies) if request.history else None
         task = ReadyTask(
-            nodes.transport,
-            nodes.policies,
-            subjects,
-            request,
-            budget_s,
-            deadline,
-            given_addresses(nodes.inventory) if nodes.inventory is not None else {},
-            prove_collective,
-            earlier_failures(nodes.policies) if request.history else None,
+            *(nodes.transport, nodes.policies, subjects, request, budget_s, deadline),
+            *(addresses, prove_collective, failures),
         )
         return prove(task, on_done, ask)
 
@@ -229,11 +219,7 @@ def _prove_collective(
     from nodeready.runs.smoke import participants
     from nodeready.runs.smoke import run as smoke_run
 
-    smoke_task = participants.SmokeTask(
-        task.transport,
-        {name: task.policies[name] for name in names},
-        task.deadline,
-        task.inventory_addresses,
-        SmokeOptions(budget=task.budget_s),
-    )
+    policies = {name: task.policies[name] for name in names}
+    further = task.deadline, task.inventory_addresses, SmokeOptions(budget=task.budget_s)
+    smoke_task = participants.SmokeTask(task.transport, policies, *further)
     return smoke_run.collective_proofs(smoke_run.smoke(smoke_task, tell.note, tell.progress))

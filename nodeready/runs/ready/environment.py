@@ -116,9 +116,8 @@ def _recorder(
 
 
 def _debugging(installed: InstalledTorch, directory: str, word: str) -> dict[str, tuple[str, str]]:
-    by_name = {
-        name: (value, reason) for name, value, reason in _recorder(installed, directory, word)
-    }
+    rows = _recorder(installed, directory, word)
+    by_name = {name: (value, reason) for name, value, reason in rows}
     by_name["NCCL_DEBUG"] = ("WARN", "NCCL logs failures only")
     if installed.cuda is not False:
         reason = "the core of a GPU whose kernel hangs can be asked for"
@@ -166,33 +165,24 @@ def debug_variables(
         for node, on_node in installed.items()
     }
     names = dict.fromkeys(name for by_name in suggested.values() for name in by_name)
-    unknown = nodes_by_reason(
-        {node: on_node.reason for node, on_node in installed.items() if on_node.reason}
-    )
-    hazards = nodes_by_reason(
-        {
-            node: hazard
-            for node, on_node in installed.items()
-            if on_node.cuda is not False
-            and (hazard := rank_supervisor.sync_hazard(on_node.torch, on_node.nccl))
-        }
-    )
+    unknown = nodes_by_reason({n: torch.reason for n, torch in installed.items() if torch.reason})
+    on_cuda = {node: on_node for node, on_node in installed.items() if on_node.cuda is not False}
+    sync_hazards = {n: rank_supervisor.sync_hazard(o.torch, o.nccl) for n, o in on_cuda.items()}
+    hazards = nodes_by_reason({node: hazard for node, hazard in sync_hazards.items() if hazard})
     suggestions = []
     for name in names:
         by_node = {node: by_name[name] for node, by_name in suggested.items() if name in by_name}
         value, reason = next(iter(by_node.values()))
         lacking = [node for node in installed if node not in by_node]
-        notes: tuple[str, ...] = ()
-        if lacking:
-            notes = (f"{fold(lacking)}: not needed there, and harmless",)
+        notes = [f"{fold(lacking)}: not needed there, and harmless"] if lacking else []
         if name.startswith(("TORCH_", "CUDA_LAUNCH_")):
-            notes += tuple(f"{fold(nodes)}: {error}" for error, nodes in unknown)
+            notes += [f"{fold(nodes)}: {error}" for error, nodes in unknown]
         by_value = (NodesByValue(value, tuple(by_node)),)
         if hazards and name == "CUDA_LAUNCH_BLOCKING":
             reason = "; ".join(f"{fold(nodes)}: {hazard}" for hazard, nodes in hazards)
             suggestions.append(JobVariable(name, None, reason, False))
             continue
-        suggestions.append(JobVariable(name, value, reason, True, by_value, (), notes))
+        suggestions.append(JobVariable(name, value, reason, True, by_value, (), tuple(notes)))
     return tuple(suggestions)
 
 

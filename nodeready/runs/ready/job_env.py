@@ -120,16 +120,14 @@ def _unseen(observed: Ports | Unknown, first: int, last: int) -> str:
     return "more sockets in the range than are looked at" if is_incomplete else ""
 
 
-#: (reason, ports) -> the nodes that exclude these ports.
-Objections = dict[tuple[str, Ranges], list[str]]
+Objections = dict[tuple[str, Ranges], list[str]]  # (reason, ports) -> those that exclude them
 
 
 def _objection_lines(groups: Objections, first: int, last: int) -> tuple[str, ...]:
     """``29500-29502 on gpu017: python3 of ada listens``, as far as the ports are in the range."""
     texts = []
     for (reason, ranges), names in groups.items():
-        inside = overlap(ranges, first, last)
-        if inside:
+        if inside := overlap(ranges, first, last):
             ports = ", ".join(range_text(*part) for part in inside[:4])
             suffix = ", ..." if len(inside) > 4 else ""
             texts.append(f"not {ports}{suffix} on {fold(names)}: {reason}")
@@ -145,17 +143,14 @@ def choose(observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range])
     ranges:   node -> the range of its policy; a port must be in all of them
 
     A free port has no listener, is no connection's local port, is open to any user, and no rule of
-    the packet filter drops it by its text. A node that could not be probed is named, and excludes
-    no port.
+    the packet filter drops it by its text. A node without a probe is named, and excludes no port.
     """
     first, last = max(r[0] for r in ranges.values()), min(r[1] for r in ranges.values())
     if first > last:
         by_range: dict[Range, list[str]] = {}
         for name, allowed in ranges.items():
             by_range.setdefault(allowed, []).append(name)
-        notes = tuple(
-            f"{range_text(*allowed)} on {fold(names)}" for allowed, names in by_range.items()
-        )
+        notes = tuple(f"{range_text(*span)} on {fold(names)}" for span, names in by_range.items())
         reason = "the nodes' policies have no port in common: --ports FIRST-LAST"
         return PortChoice(None, reason, notes[:_MAX_NOTES], {})
     unknown = {
@@ -297,8 +292,7 @@ def _hca(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
     if devices and not isinstance(nics, Nics):
         # Some of them may be the management network's.
         return _Suggestion(None, _reason(nics, "its network"))
-    strange = [name for name in devices if not _DEVICE.fullmatch(name)]
-    if strange:
+    if strange := [name for name in devices if not _DEVICE.fullmatch(name)]:
         return _Suggestion(None, f"{strange[0]!a} is no plausible name of an RDMA device")
     return _Suggestion(hca_value(devices), reason)
 
@@ -323,20 +317,16 @@ def _variable(
     """The nodes' suggestion, if they agree. harmless: also where a node needs none"""
     suggestions = {node: ask(snapshot, fleet) for node, snapshot in snapshots.items()}
     node_values = {node: s.value for node, s in suggestions.items() if s.value is not None}
-    values = tuple(
-        NodesByValue(text or None, nodes) for text, nodes in _nodes_by_text(node_values)
-    )
-    unknown = nodes_by_reason(
-        {node: s.reason for node, s in suggestions.items() if s.value is None}
-    )
+    rows = _nodes_by_text(node_values)
+    values = tuple(NodesByValue(text or None, nodes) for text, nodes in rows)
+    unknown_reasons = {node: s.reason for node, s in suggestions.items() if s.value is None}
+    unknown = nodes_by_reason(unknown_reasons)
     needed = [value or "" for value, _ in values if value or not harmless] or [""]
     if not values:
         return JobVariable(name, None, "no node tells", False, (), unknown)
     if len(needed) > 1:
         return JobVariable(name, None, "the nodes differ", False, values, unknown)
-    reasons = Counter(
-        suggestion.reason for suggestion in suggestions.values() if suggestion.value == needed[0]
-    )
+    reasons = Counter(s.reason for s in suggestions.values() if s.value == needed[0])
     reason = reasons.most_common(1)[0][0]
     return JobVariable(name, needed[0] or None, reason, not unknown, values, unknown)
 
@@ -395,15 +385,9 @@ def _port(snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy]) -> 
     choice = choose(observed, {node: policies[node].port_range for node in snapshots})
     value = None if choice.port is None else str(choice.port)
     tested = tuple(node for node in snapshots if node not in choice.unknown)
-    return JobVariable(
-        "MASTER_PORT",
-        value,
-        choice.reason,
-        value is not None and not choice.unknown,
-        (NodesByValue(value, tested),) if value else (),
-        nodes_by_reason(choice.unknown),
-        choice.notes,
-    )
+    is_settled, values = bool(value and not choice.unknown), (NodesByValue(value, tested),)
+    further = values if value else (), nodes_by_reason(choice.unknown), choice.notes
+    return JobVariable("MASTER_PORT", value, choice.reason, is_settled, *further)
 
 
 def variables(

@@ -12,19 +12,13 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from types import MappingProxyType
 
 from nodeready.agent.asking import SshPeer
 from nodeready.agent.proofs import mesh as program
-from nodeready.runs.ready.reach import (
-    BOTH,
-    PAIR,
-    SOURCE,
-    TARGET,
-    ReachAttempt,
-    ReachFinding,
-    attribute,
-)
+from nodeready.runs.ready import reach
+from nodeready.runs.ready.reach import BOTH, PAIR, SOURCE, TARGET, ReachAttempt, ReachFinding
 from nodeready.subjects.proof.facts import Blocked, Mesh
 
 # --- Why a connection failed, in words, from what the connecting node saw.
@@ -76,19 +70,17 @@ _MAX_NAMED = 3  # maximum named nodes that claim one address
 
 
 class Owners:
-    """The owner of each address.
-
-    claimed:      node -> the addresses that it claims, in their usual form, each once
+    """The owner of each address. An unknown address has none where several nodes claim it, such as
+    a container bridge's.
     known_owners: address -> its node by this run's connections and the inventory. No other node
                   can claim it.
-
-    An unknown address that several nodes claim (a container bridge's) has no owner.
     """
 
     def __init__(
         self, claimed: Mapping[str, Iterable[str]], known_owners: Mapping[str, str]
     ) -> None:
         self._known = known_owners
+        # Node -> the addresses that it claims, in their usual form, each once.
         self.claimed = {
             name: tuple(dict.fromkeys(filter(None, map(address, addresses))))
             for name, addresses in claimed.items()
@@ -105,8 +97,7 @@ class Owners:
     def of(self, address: str) -> str:
         """The node that has the address; "": no node, or several claim it."""
         claimers = self._claimers.get(address, [])
-        owner = self._known.get(address)
-        if owner is not None:
+        if (owner := self._known.get(address)) is not None:
             return owner if owner in claimers else ""
         return claimers[0] if len(claimers) == 1 else ""
 
@@ -159,8 +150,7 @@ def own_name_cause(listening: program.Listening) -> str:
 
 # --- The results of all rounds, and the mesh of each node.
 
-#: More ports of a range than this are not tried: each is a listener and a connection per pair.
-MOST_PORTS = 32
+MOST_PORTS = 32  # maximum of a range to try: each is a listener and a connection per pair
 
 _Edge = tuple[str, str]
 _Count = Counter[tuple[str, str]]  # counts by node and direction
@@ -211,7 +201,6 @@ def _adjacent(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:
 
 class Rounds:
     """The results of the rounds so far.
-
     total:        the number of nodes that were ordered to take part
     listening:    node -> its first line, of those that take part
     known_owners: see `Owners`
@@ -275,12 +264,10 @@ class Rounds:
         name = host = ""
         if answer.address not in self.addresses[target]:
             name = name_cause(self._owners, source, target, answer.resolved, answer.error)
-        host_name = self._listening[target].host
-        resolved, error = answer.host_resolved, answer.host_error
-        if host_name not in ("", target) and {*map(address, resolved)}.isdisjoint(
-            self.addresses[target]
-        ):
-            host = name_cause(self._owners, source, host_name, resolved, error)
+        host_name, resolved = self._listening[target].host, answer.host_resolved
+        is_reached = not {*map(address, resolved)}.isdisjoint(self.addresses[target])
+        if host_name not in ("", target) and not is_reached:
+            host = name_cause(self._owners, source, host_name, resolved, answer.host_error)
         self._pairs[source, target] = _PairResult(ports, failing, name, host)
         self._has_new_failures = self._has_new_failures or bool(failing or name)
 
@@ -311,11 +298,7 @@ class Rounds:
             # Three peers are evidence. Two are where every port fails, which costs the most time.
             if finding.kind != PAIR and (len(finding.peers) > 2 or ports in ((), possible)):
                 directions = (SOURCE, TARGET) if finding.kind == BOTH else (finding.kind,)
-                self._skipped |= {
-                    (finding.node, direction, p)
-                    for direction in directions
-                    for p in ports or (None,)
-                }
+                self._skipped |= {*product((finding.node,), directions, ports or (None,))}
 
     def opposite_pairs(self) -> dict[str, str]:
         """Source -> target of a round that tries the opposite direction of pairs that fail.
@@ -335,8 +318,7 @@ class Rounds:
         """Groups of ports with the same result: the ports, the failed edges with their causes, and
         the passed edges of nodes with a failed edge. The names' group is first, without a port.
         """
-        bad = {edge: pair.name for edge, pair in self._pairs.items() if pair.name}
-        if bad:
+        if bad := {edge: pair.name for edge, pair in self._pairs.items() if pair.name}:
             yield (), bad, _adjacent(bad, self._pairs.keys() - bad.keys())
         failing: dict[int, dict[_Edge, str]] = {}
         for edge, pair in self._pairs.items():
@@ -364,14 +346,14 @@ class Rounds:
             attempts += [ReachAttempt(*edge, key, True) for edge in good]
         return [
             (finding, tuple(sorted(port for key in finding.channels for port in columns[key])))
-            for finding in attribute(attempts)
+            for finding in reach.attribute(attempts)
         ]
 
     def _host_names(self) -> list[ReachFinding]:
         bad = {edge: pair.host for edge, pair in self._pairs.items() if pair.host}
         attempts = [ReachAttempt(*edge, "", False, cause) for edge, cause in bad.items()]
         good = _adjacent(bad, self._pairs.keys() - bad.keys())
-        return attribute([*attempts, *(ReachAttempt(*edge, "", True) for edge in good)])
+        return reach.attribute([*attempts, *(ReachAttempt(*edge, "", True) for edge in good)])
 
     def meshes(self) -> dict[str, Mesh]:
         """The Mesh of each node that took part to the end."""
@@ -385,30 +367,21 @@ class Rounds:
                 reached.update([(source, SOURCE), (target, TARGET)])
         meshes, ordered = dict[str, Mesh](), chosen_ports(*self.span)
         for name, listening in self.ports.items():
-            times = self._times.get(name)
+            times = self._times.get(name, _Handshakes())
             median = worst = None
-            if times is not None and times.all:
+            if times.all:
                 median, worst = round(statistics.median(times.all), 3), round(times.worst, 3)
             missed = any(pair.failing for (_, to), pair in self._pairs.items() if to == name)
             first_line = self._listening[name]
+            busy = tuple(busy for busy in first_line.busy if busy.port in ordered)
             meshes[name] = Mesh(
-                nodes=self.total,
-                first=self.span[0],
-                last=self.span[1],
-                listening=listening,
-                busy=tuple(busy for busy in first_line.busy if busy.port in ordered),
-                to=tried[name, SOURCE],
-                by=tried[name, TARGET],
-                reached=reached[name, SOURCE],
-                reached_by=reached[name, TARGET],
-                blocked=tuple(blocked.get(name, ())),
-                median_ms=median,
-                worst_ms=worst,
-                worst_peer=times.peer if times and times.all else "",
-                crowd=self._crowd(name) if missed else 0,
-                own_name=own_name_cause(first_line),
-                names=tuple(names.get(name, ())),
-            )
+                self.total, *self.span, listening, busy,
+                to=tried[name, SOURCE], by=tried[name, TARGET],
+                reached=reached[name, SOURCE], reached_by=reached[name, TARGET],
+                blocked=tuple(blocked.get(name, ())), names=tuple(names.get(name, ())),
+                median_ms=median, worst_ms=worst, worst_peer=times.peer,
+                crowd=self._crowd(name) if missed else 0, own_name=own_name_cause(first_line),
+            )  # fmt: skip
         return meshes
 
 

@@ -75,7 +75,6 @@ def _gbps(rate: RdmaRate) -> float:
 def _judge_port(by_node: Mapping[str, Mapping[str, RdmaRate]]) -> dict[str, RdmaRate]:
     """Node -> its rate on one port. A slow node makes both of its pairs slow, so that only its
     better rate tells its own speed.
-
     by_node: node -> neighbour -> the rate between them
     """
     better = {node: max(rates.values(), key=_gbps) for node, rates in by_node.items()}

@@ -40,15 +40,11 @@ def reach(
     blamed = _blamed_for_pdsh(peers_by_node, logins)
     return {
         name: replace(
-            _pdsh(name, peers_by_node, logins, blamed),
-            pdsh_by=blamed.get(name, ()),
-            to=to[name],
-            by=by[name],
-            ssh=tuple(troubles.get(name, ())),
-            excused=tuple(excused.get(name, ())),
+            _pdsh(name, peers_by_node, logins, blamed), pdsh_by=blamed.get(name, ()), to=to[name],
+            by=by[name], ssh=tuple(troubles.get(name, ())), excused=tuple(excused.get(name, ())),
         )
         for name in dict.fromkeys([*peers_by_node, *(target for _, target in logins)])
-    }
+    }  # fmt: skip
 
 
 def _short(host: str) -> str:
@@ -57,11 +53,8 @@ def _short(host: str) -> str:
 
 def _login_result(attempt: SshTry, peer: Peers | None) -> tuple[str, str]:
     """The cause of a login's failure, and its evidence."""
-    if (
-        attempt.rc == 0
-        and attempt.answer
-        and (peer is None or _short(peer.host) == _short(attempt.answer))
-    ):
+    is_named = peer is None or _short(peer.host) == _short(attempt.answer)
+    if attempt.rc == 0 and attempt.answer and is_named:
         return _WORKED
     if attempt.overrides:
         return "own_config", ", ".join(attempt.overrides)
@@ -105,11 +98,8 @@ def _troubles(logins: _Logins) -> defaultdict[str, list[Trouble]]:
         troubles[finding.node].append(_trouble(finding, logins))
     blamed = {finding.node for finding in findings if finding.kind != PAIR}
     for finding in findings:
-        if (
-            finding.kind == PAIR
-            and finding.back is False
-            and not {finding.node, *finding.peers} & blamed
-        ):
+        is_explained = bool({finding.node, *finding.peers} & blamed)
+        if finding.kind == PAIR and finding.back is False and not is_explained:
             # The finding is the pair's, but each end has its own keys and configuration.
             (peer,) = finding.peers
             cause, output = logins[peer, finding.node]
@@ -122,9 +112,8 @@ def _trouble(finding: ReachFinding, logins: _Logins) -> Trouble:
     node, cause = finding.node, finding.cause
     edges = [edge for peer in finding.peers for edge in ((peer, node), (node, peer))]
     output = (logins[edge][1] for edge in edges if edge in logins and logins[edge][0] == cause)
-    return Trouble(
-        finding.kind, finding.peers, finding.tried, cause, next(output, ""), finding.back
-    )
+    row = finding.kind, finding.peers, finding.tried, cause, next(output, ""), finding.back
+    return Trouble(*row)
 
 
 def _nothing_proved(logins: _Logins, troubles: defaultdict[str, list[Trouble]]) -> None:
@@ -206,12 +195,9 @@ def _pdsh(
     lines = [line for line in run.messages.splitlines() if line.strip()]
     message = lines[0].strip() if lines and not run.answers else ""
     return Reach(
-        pdsh_targets=len(answers),
-        distinct=len(by_answer),
-        missing=missing,
-        same=same,
+        pdsh_targets=len(answers), distinct=len(by_answer), missing=missing, same=same,
         pdsh_said=message,
-    )
+    )  # fmt: skip
 
 
 def _line(run: PdshRun, peer: str) -> str:
@@ -261,8 +247,7 @@ class ReachFinding:
 _Side = tuple[str, str]  # a node and the direction in which it takes part in an attempt
 _Edge = tuple[str, str]
 _Weight = tuple[int, bool, float]
-#: Node -> direction -> the failed attempts that it explains.
-_Named = dict[str, dict[str, list[_Edge]]]
+_Named = dict[str, dict[str, list[_Edge]]]  # node -> direction -> what it explains
 
 
 def attribute(attempts: Iterable[ReachAttempt]) -> list[ReachFinding]:
@@ -308,9 +293,7 @@ class _Greedy:
                     self.failing_of.setdefault(side, set()).add(edge)
 
     def _weight(self, side: _Side, named: _Named) -> _Weight | None:
-        """How well this side explains the remaining failures; smaller is better. None: it explains
-        none.
-        """
+        """How well this side explains what still fails; smaller is better. None: not at all."""
         failing, tried = len(self.failing_of.get(side, ())), self.count[side]
         is_named = side[0] in named
         if (failing >= 2 and 2 * failing >= tried) or (is_named and failing == tried > 0):
@@ -335,8 +318,7 @@ class _Greedy:
             node, direction = side
             named.setdefault(node, {})[direction] = self._explain(side)
             other = (node, SOURCE if direction == TARGET else TARGET)
-            weight = self._weight(other, named)
-            if weight is not None:
+            if (weight := self._weight(other, named)) is not None:
                 heapq.heappush(heap, (weight, other))
         # The targets that are the only remaining failure of several sources.
         sole_failures = sorted(

@@ -9,16 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, cast
 
-from nodeready.agent.asking import (
-    INTERRUPT,
-    LATE_WORDS,
-    Conversation,
-    Key,
-    Transport,
-    collect,
-    new_nonce,
-    request,
-)
+from nodeready.agent import asking
+from nodeready.agent.asking import INTERRUPT, Conversation, Key, Transport, collect, request
 from nodeready.agent.proofs.mesh import CONNECT_S, TOKEN_S, Listening, MeshRound
 from nodeready.agent.snapshots import take_snapshot
 from nodeready.core import wire
@@ -33,21 +25,7 @@ from nodeready.subjects import snapshot
 from nodeready.subjects.debug_tools.facts import PY_SPY
 from nodeready.subjects.proof import facts as proof
 from nodeready.subjects.proof.active import with_medians
-from nodeready.subjects.proof.facts import (
-    ACTIVE,
-    COLLECTIVE,
-    HISTORY,
-    MESH,
-    RDMA,
-    SESSION,
-    Mesh,
-    Peers,
-    ProofConfig,
-    Proved,
-    ProvedCollective,
-    ProvedHistory,
-    RdmaBandwidth,
-)
+from nodeready.subjects.proof.facts import Mesh, Peers, ProofConfig, Proved, RdmaBandwidth
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 
@@ -57,7 +35,7 @@ _MARGIN_S = 2  # seconds at the end of the time for the last answers to arrive
 
 @dataclass(frozen=True)
 class WantedProofs:
-    session: tuple[str, ...] = tuple(SESSION)  # names in facts.SESSION
+    session: tuple[str, ...] = tuple(proof.SESSION)  # names in facts.SESSION
     mesh: bool = True  # connect the nodes over the job's ports
     full: bool = False  # connect every node with every other node, not only with some
     collective: bool = False  # run a collective over all nodes
@@ -70,10 +48,10 @@ class WantedProofs:
     def of(cls, checks: Iterable[str], *, full: bool = False, level: int = 1) -> WantedProofs:
         check_ids = {*checks}
         needed = {check.proof for check in SUBJECTS["proof"].checks if check.id in check_ids}
-        session = tuple(name for name in SESSION if name in needed)
-        active = tuple(name for name in ACTIVE if name in needed)
-        further = COLLECTIVE in needed, HISTORY in needed
-        return cls(session, MESH in needed, full, *further, active, level, RDMA in needed)
+        session = tuple(name for name in proof.SESSION if name in needed)
+        active = tuple(name for name in proof.ACTIVE if name in needed)
+        further, rdma = (proof.COLLECTIVE in needed, proof.HISTORY in needed), proof.RDMA in needed
+        return cls(session, proof.MESH in needed, full, *further, active, level, rdma)
 
 
 ACTIVE_MAIN = "nodeready.agent.proofs.active"  # the program of the active tests
@@ -88,12 +66,11 @@ class ReadyTask:
     proofs: WantedProofs
     budget_s: int  # the user's budget, for messages
     deadline: float  # the moment of time.monotonic() at which everything has ended
-    # address -> its node by the inventory
-    inventory_addresses: Mapping[str, str] = field(default_factory=dict)
+    inventory_addresses: Mapping[str, str] = field(default_factory=dict)  # address -> its node
     # runs the smoke test of these nodes until the deadline
-    collective: Callable[[tuple[str, ...]], Mapping[str, ProvedCollective]] | None = None
+    collective: Callable[[tuple[str, ...]], Mapping[str, proof.ProvedCollective]] | None = None
     # node -> its earlier failures; None: no memory
-    histories: Mapping[str, ProvedHistory] | None = None
+    histories: Mapping[str, proof.ProvedHistory] | None = None
 
     @property
     def left_s(self) -> float:
@@ -164,17 +141,15 @@ class _Proving:
 
     def _config(self, **values: Any) -> ProofConfig:
         limit_s = max(1, int(self.task.left_s) - _MARGIN_S)
-        return ProofConfig(new_nonce(), self.task.transport.tag, limit_s=limit_s, **values)
+        nonce = asking.new_nonce()
+        return ProofConfig(nonce, self.task.transport.tag, limit_s=limit_s, **values)
 
     def _prove_node(self, name: str) -> Conversation[Proved]:
         policy = self.task.policies[name]
         config = self._config(
-            user=policy.job_user,
-            proofs=self.task.proofs.session,
-            peers=self.peers.get(name, ()),
-            py_spy=PY_SPY if policy.py_spy_version else "",
-            step=True,
-        )
+            user=policy.job_user, proofs=self.task.proofs.session, peers=self.peers.get(name, ()),
+            py_spy=PY_SPY if policy.py_spy_version else "", step=True,
+        )  # fmt: skip
         answer = yield request(name, "nodeready.agent.proofs.program", config)
         if answer.gap and not answer.stdout:
             is_late = answer.gap.kind == LATE
@@ -186,9 +161,8 @@ class _Proving:
         task = self.task
         if not task.proofs.active or task.transport.interrupted:
             return {}
-        conversations: dict[Key, Conversation[Proved]] = {
-            name: self._test_node(name) for name in self._reached()
-        }
+        reached = self._reached()
+        conversations: dict[Key, Conversation[Proved]] = {n: self._test_node(n) for n in reached}
         outcomes = collect(task.transport, conversations, deadline=task.deadline)
         return with_medians({str(name): o.value for name, o in outcomes.items() if o.value})
 
@@ -216,7 +190,7 @@ class _Proving:
                 # The node is connected: every subject is unknown.
                 unknown = snapshot.unknown_snapshot(reason, snapshot.probes(task.subjects))
                 outcome = Outcome(name, unknown)
-            elif outcome.gap == Gap(UNREACHABLE, LATE_WORDS):
+            elif outcome.gap == Gap(UNREACHABLE, asking.LATE_WORDS):
                 outcome = replace(outcome, gap=Gap(UNREACHABLE, reason))
             outcomes.append(outcome)
         return outcomes
@@ -236,23 +210,21 @@ class _Proving:
                 inventory_addresses=task.inventory_addresses,
             )  # fmt: skip
 
-    def collectives(self) -> Mapping[str, ProvedCollective]:
+    def collectives(self) -> Mapping[str, proof.ProvedCollective]:
         task, names = self.task, self._reached()
         if not task.proofs.collective or task.collective is None or task.transport.interrupted:
             return {}
         if len(names) < 2:
-            return dict.fromkeys(names, ProvedCollective(1))
+            return dict.fromkeys(names, proof.ProvedCollective(1))
         return task.collective(names)
 
     def with_proofs(
         self,
-        collectives: Mapping[str, ProvedCollective],
+        collectives: Mapping[str, proof.ProvedCollective],
         tested: Mapping[str, Proved],
         measured: Mapping[str, RdmaBandwidth | Unknown],
     ) -> list[Outcome[Snapshot]]:
-        """The snapshots, each with the subject "proof": the node's proofs, and the proofs between
-        the nodes.
-        """
+        """The snapshots with the subject "proof": proofs of each node, and between the nodes."""
         task, snapshots, session = self.task, self.snapshots(), self.task.proofs.session
         observed = {o.node: o.value for o in self.results.values() if isinstance(o.value, Proved)}
         tried = {
@@ -270,9 +242,7 @@ class _Proving:
             name = outcome.node
             proved = observed.get(name) or Proved(late, **dict.fromkeys(session, late))
             active = tested.get(name) or Proved(late, **dict.fromkeys(task.proofs.active, late))
-            proofs: dict[str, Any] = {
-                "bandwidth": active.bandwidth, "diagnostic": active.diagnostic,
-            }  # fmt: skip
+            proofs: dict[str, Any] = {key: getattr(active, key) for key in proof.ACTIVE}
             if "peers" in session:
                 unknown = proved.peers if isinstance(proved.peers, Unknown) else None
                 proofs["reach"] = reach_by_node.get(name, unknown)
@@ -302,12 +272,9 @@ def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:
 
 _MAIN = "nodeready.agent.proofs.mesh"  # the program on the node
 _START_S = 20  # seconds for the program to start on a node: a Python, and a disk that may be cold
-#: Seconds of a round on a node: the name, and time-outs of ports in the middle of the range.
-_ROUND_S = 8.0
-#: Seconds beyond that for the last connection of a round and the answer.
-_MORE_S = CONNECT_S + TOKEN_S + 1
-#: Seconds after the deadline for which the listeners stay: another program may take a free port.
-_LONGER_S = 5
+_ROUND_S = 8.0  # seconds of a round: the name, and time-outs of ports inside of the range
+_MORE_S = CONNECT_S + TOKEN_S + 1  # for the last connection of a round, and the answer
+_LONGER_S = 5  # seconds after the deadline for listeners: another program may take a free port
 
 
 def run_mesh(
@@ -388,15 +355,11 @@ class MeshRun:
         def try_target(source: str) -> None:
             target = target_of[source]
             ports = self.mesh_rounds.ports_to_try(source, target)
+            listening, addresses = self.listening[target], self.mesh_rounds.addresses[target]
             message = {
-                "round": number,
-                "target": target,
-                "ports": ports,
-                "addresses": self.mesh_rounds.addresses[target],
-                "token": self.listening[target].token,
-                "host": self.listening[target].host,
-                "limit_s": limit_s,
-            }
+                "round": number, "target": target, "ports": ports, "addresses": addresses,
+                "token": listening.token, "host": listening.host, "limit_s": limit_s,
+            }  # fmt: skip
             channels.open[source].send_line(json.dumps(message, separators=(",", ":")))
             answer = channels.read(source, "round", MeshRound, limit_s + _MORE_S)
             if answer is None:

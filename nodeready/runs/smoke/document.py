@@ -15,7 +15,7 @@ from nodeready.core.outcome import Gap, NodeGap, NodeGaps, gaps_code
 from nodeready.core.policy import Policy
 from nodeready.core.result import join_first
 from nodeready.core.text import counted, sanitise
-from nodeready.runs.smoke.knowledge import CONTROL, PAIR, SWEEP, SmokeOutcome, SmokeSuspect, Test
+from nodeready.runs.smoke.knowledge import PAIR, SmokeOutcome, SmokeSuspect, Test
 from nodeready.subjects.environment_rules import EnvironmentFinding
 
 #: The statuses of a node, worst first; see `SmokeNode.status`.
@@ -149,10 +149,8 @@ class SmokeReport:
 
 
 def _cover(pairs: Iterable[tuple[str, str]], names: list[str]) -> set[str]:
-    """A small set of names with at least one name of each pair.
-
-    It is the smallest set unless the pairs form a circle.
-
+    """A small set of names with at least one name of each pair, the smallest one unless the pairs
+    form a circle.
     names: in the inventory's order. Of two equal choices the later name is taken, because a job
            needs its first node for the rendezvous
     """
@@ -174,12 +172,9 @@ def _cover(pairs: Iterable[tuple[str, str]], names: list[str]) -> set[str]:
 
 def code(smoke: SmokeReport) -> int:
     """The exit code: 0 GO, 3 NO-GO; see `nodeready.core.exit_codes`."""
+    is_empty, fails = not smoke.nodes, not smoke.good
     return gaps_code(
-        smoke.gaps,
-        complete=smoke.complete,
-        usage=not smoke.nodes,
-        check=not smoke.good,
-        failures=frozenset(),
+        smoke.gaps, complete=smoke.complete, usage=is_empty, check=fails, failures=frozenset()
     )
 
 
@@ -197,20 +192,18 @@ def of_node(ranks: Iterable[RankNetwork | None]) -> RankNetwork | None:
         return None
     first = min(named, key=lambda rank: rank.name != _SOCKET)
     gdr = [rank.gdr for rank in named if rank.gdr is not None]
-    return RankNetwork(
-        sanitise(first.name, _NAME),
-        sanitise(first.interface, _NAME),
-        tuple(sanitise(hca, _NAME) for hca in first.hcas[:32]),
-        all(gdr) if gdr else None,
-        sanitise(first.note, _NOTE),
+    name, interface, *hcas = (
+        sanitise(text, _NAME) for text in (first.name, first.interface, *first.hcas[:32])
     )
+    uses_gdr, note = all(gdr) if gdr else None, sanitise(first.note, _NOTE)
+    return RankNetwork(name, interface, tuple(hcas), uses_gdr, note)
 
 
 def network_of_nodes(results: Iterable[tuple[Test, SmokeOutcome]]) -> dict[str, RankNetwork]:
     """Node -> its network in the last test; GPUDirect RDMA by tests between nodes."""
     network_of_node: dict[str, RankNetwork] = {}
     for test, outcome in results:
-        for name, network in outcome.networks if test.purpose not in (SWEEP, CONTROL) else ():
+        for name, network in outcome.networks if test.purpose not in ("sweep", "control") else ():
             before = network_of_node.get(name, network)
             keeps_gdr = network.gdr is None and before.name == network.name
             network_of_node[name] = replace(network, gdr=before.gdr) if keeps_gdr else network
@@ -258,11 +251,8 @@ def unexpected(
 def warnings(
     networks: Mapping[str, RankNetwork], hcas: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """The nodes with a slower network than most nodes or than their own ports, or over loopback.
-
-    The sentences about each.
-
-    hcas: node -> its RDMA devices that NCCL could use
+    """The nodes with a slower network than most nodes or than their own ports, or over loopback ->
+    the sentences about each. hcas: node -> its RDMA devices that NCCL could use
     """
     nccl = {name: network for name, network in networks.items() if network.name != _GLOO}
     # Of two equally frequent networks, sockets are not the usual one.
@@ -275,10 +265,8 @@ def warnings(
         if interface == "lo" or interface.startswith("127."):
             sentences[name] = (f"{library} uses {interface}: no other node reaches that",)
     for name, network in nccl.items():
-        is_slow = network.name != usual and (
-            network.name == _SOCKET or 2 * counts[usual] > len(nccl)
-        )
-        if is_slow:
+        is_slower_kind = network.name == _SOCKET or 2 * counts[usual] > len(nccl)
+        if network.name != usual and is_slower_kind:
             text = _uses(network, f"most nodes {usual}")
         elif network.name == _SOCKET and hcas.get(name):
             text = _uses(network, f"and not {join_first(hcas[name], ', ')}")
@@ -304,7 +292,7 @@ def _by_link(results: Results) -> dict[str, list[tuple[Test, float]]]:
     """Class of links -> the tests with a bandwidth, which a test of one rank does not have."""
     tests: dict[str, list[tuple[Test, float]]] = {INSIDE: [], BETWEEN: []}
     for test, outcome in results:
-        if outcome.ok and outcome.gbps > 0 and test.purpose not in (SWEEP, CONTROL):
+        if outcome.ok and outcome.gbps > 0 and test.purpose not in ("sweep", "control"):
             name = INSIDE if len(test.nodes) == 1 else BETWEEN
             tests[name].append((test, outcome.gbps))
     return tests
@@ -333,7 +321,6 @@ def below_floor(
     results: Results, policies: Policies, without: Iterable[str] = ()
 ) -> dict[str, tuple[str, ...]]:
     """The nodes that reach the policy's floor in no test -> a sentence for each class of links.
-
     without: suspects: a test with one of them says nothing about other nodes
     """
     excluded, sentences = {*without}, dict[str, tuple[str, ...]]()
@@ -350,7 +337,7 @@ def below_floor(
             if gbps < floor:
                 sentence = (
                     f"at best {gbps:.3g} Gbit/s {_TITLES[name]}, the policy wants {floor:g} "
-                    f"({_SETTINGS[name]}) [{test.number}]"
                 )
+                sentence += f"({_SETTINGS[name]}) [{test.number}]"
                 sentences[node] = (*sentences.get(node, ()), sentence)
     return sentences

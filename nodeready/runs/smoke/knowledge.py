@@ -1,22 +1,22 @@
-"""The tests of a search, their trials and retrials, and what they show so far. Pure."""
+"""The tests of a search, their trials and retrials, what they show so far; the sweep. Pure."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from nodeready.agent.smoke.orders import RankNetwork
 from nodeready.core.json_types import Count, Name
-from nodeready.runs.ready import mesh
+from nodeready.runs.ready import mesh, reach
 
 NODE, GPU, PAIR, SCALE = KINDS = ("node", "gpu", "pair", "scale")
 
-ALONE, GROUP, HALF, CONFIRM = "alone", "group", "half", "confirm"  # the purposes of a test
-MERGE, SWEEP, CONTROL = "merge", "sweep", "control"
+Purpose = Literal["alone", "group", "half", "confirm", "merge", "sweep", "control"]  # of a test
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Test:
     """
 
     number: int  # unique in the run
-    purpose: str  # one of ALONE … CONTROL
+    purpose: Purpose
     nodes: tuple[str, ...]  # in the order of their ranks; of a sweep (source, target)
     # (node, numbers of its GPUs that take part); of other nodes, all GPUs of the run
     gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -41,8 +41,7 @@ class SmokeOutcome:
     ms: float = 0.0  # the slowest rank's; 0: unknown
     gbps: float = 0.0  # likewise
     lost: tuple[str, ...] = ()  # nodes whose connection ended: they are not tested again
-    # nodes that another user keeps from the test: not tested again, not suspected
-    barred: tuple[str, ...] = ()
+    barred: tuple[str, ...] = ()  # not tested again, not suspected: another user keeps them out
     # nodes that report an own fault (a rank that died at start, a wrong sum, a missing GPU): the
     # search begins with them, and tests each of them
     culprits: tuple[str, ...] = ()
@@ -84,38 +83,35 @@ class SmokeSuspect:
         present = {*test.nodes}.intersection(self.nodes)
         if self.kind == PAIR:
             return len(present) == 2
-        if self.kind == SCALE:
-            return len(present) == len(test.nodes)
-        return bool(present)
+        return len(present) == len(test.nodes) if self.kind == SCALE else bool(present)
 
 
 @dataclass(frozen=True)
 class SearchResult:
     suspects: tuple[SmokeSuspect, ...]  # in the order of the inventory
-    # nodes that passed with other nodes (or alone, where there is one node)
-    passed: tuple[str, ...]
+    passed: tuple[str, ...]  # with other nodes, or alone where there is one node
     tests: int  # collective tests of several nodes
     rounds: int  # rounds of all kinds
     untested: tuple[str, ...] = ()  # nodes without a result
 
 
-def join_names(nodes: Sequence[str], limit: int = 4) -> str:
-    """Nodes in a sentence.
+def join_names(items: Iterable[object], limit: int = 4) -> str:
+    """Nodes or numbers in a sentence.
 
     >>> join_names(["a", "b", "c"])
     'a, b and c'
     >>> join_names(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
     """
-    if len(nodes) > limit:
-        return f"{', '.join(nodes[: limit - 1])} and {len(nodes) - limit + 1} more"
-    return " and ".join(filter(None, (", ".join(nodes[:-1]), *nodes[-1:])))
+    names = [*map(str, items)]
+    if len(names) > limit:
+        names[limit - 1 :] = [f"{len(names) - limit + 1} more"]
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def cite(tests: Iterable[Test]) -> str:
     """The numbers of tests in a sentence, such as ``[3, 5 and 8]``."""
-    numbers = sorted({test.number for test in tests})
-    return f"[{join_names([str(number) for number in numbers], 12)}]"
+    return f"[{join_names(sorted({test.number for test in tests}), 12)}]"
 
 
 def with_cause(cause: str) -> str:
@@ -124,23 +120,17 @@ def with_cause(cause: str) -> str:
 
 
 class Knowledge:
-    """The results of a search so far; consistent at any moment, so that the search can be stopped.
-
-    positions:   node -> its position in the inventory
-    finished:    the tests with their outcomes
-    doubts:      node that is suspected and not confirmed yet -> the reason
-    lost:        nodes that are not tested again: their connection ended, or another user bars them
-    is_complete: the search has ended by itself
-    """
+    """The results of a search so far, consistent at any moment: the search can be stopped."""
 
     def __init__(self) -> None:
-        self.positions: dict[str, int] = {}
+        self.positions: dict[str, int] = {}  # node -> its position in the inventory
         self.finished: list[Trial] = []
         self.rounds = 0
         self.suspects: list[SmokeSuspect] = []
-        self.doubts: dict[str, str] = {}
+        self.doubts: dict[str, str] = {}  # node that is suspected and not confirmed -> the reason
+        # Nodes that are not tested again: their connection ended, or another user bars them.
         self.lost: set[str] = set()
-        self.is_complete = False
+        self.is_complete = False  # the search has ended by itself
 
     def sorted(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """These nodes in the inventory's order."""
@@ -148,7 +138,7 @@ class Knowledge:
 
     def collectives(self) -> list[Trial]:
         """The finished tests of several nodes, without the sweep."""
-        return [t for t in self.finished if len(t.test.nodes) > 1 and t.test.purpose != SWEEP]
+        return [t for t in self.finished if len(t.test.nodes) > 1 and t.test.purpose != "sweep"]
 
     def suspect(
         self, kind: str, nodes: Collection[str], *evidence: str, gpus: Sequence[int] = ()
@@ -213,21 +203,16 @@ class Knowledge:
         ]
         excluded = self.excluded()
         is_single = len(self.positions) - len(excluded) == 1
-        passed = {
-            name
-            for test, outcome in self.finished
-            if outcome.ok and (len(test.nodes) > 1 or is_single)
-            for name in test.nodes
-        } - (excluded | self.doubts.keys())
+        tests = [t for t, outcome in self.finished if outcome.ok and (t.nodes[1:] or is_single)]
+        passed = {name for test in tests for name in test.nodes} - excluded - self.doubts.keys()
         suspects = [*self.suspects, *doubted, *self._unexplained()]
         covered = passed.union(*(suspect.nodes for suspect in suspects))
-        suspects.sort(
-            key=lambda s: ([self.positions[n] for n in s.nodes[:1]], KINDS.index(s.kind))
-        )
+        at = self.positions
+        suspects.sort(key=lambda s: ([at[n] for n in s.nodes[:1]], KINDS.index(s.kind)))
         return SearchResult(
             tuple(suspects),
             self.sorted(passed),
-            sum(test.purpose not in (ALONE, SWEEP) for test, _ in self.finished),
+            sum(test.purpose not in ("alone", "sweep") for test, _ in self.finished),
             self.rounds,
             self.sorted(self.positions.keys() - covered),
         )
@@ -244,17 +229,15 @@ T = TypeVar("T")
 #: and 0.67.
 REPORT_SHARE, _MEDIAN_SHARE = 0.7, 0.58
 _CLEAR_SHARE = 0.4  # below this fraction, which is no noise, fewer retrials suffice
-#: Report a latency only if it is this number of milliseconds above that of the good nodes.
-NOISE_MS = 5.0
+NOISE_MS = 5.0  # minimum milliseconds above the good nodes' latency to report it
 _FEW_RETRIALS, _RETRIALS = 3, 6  # retrials if the result is clear, and in general
 
 
 @dataclass(frozen=True)
 class TrialRequest:
-    purpose: str
+    purpose: Purpose
     nodes: tuple[str, ...]
-    # the number of good nodes to add; as many as needed for two nodes in any case
-    fillers: int = 0
+    fillers: int = 0  # good nodes to add; in any case enough for two nodes
     avoid: frozenset[str] = frozenset()  # nodes that must not be fillers
     gpus: tuple[int, ...] = ()  # the GPUs of the first node that take part; (): all
 
@@ -277,17 +260,16 @@ def cite_trials(trials: Iterable[Trial]) -> str:
 def take_turns(
     suspects: Sequence[tuple[str, ...]],
     good_nodes: tuple[str, ...],
-    purpose: str,
+    purpose: Purpose,
     goes_on: Callable[[list[Trial], list[Trial]], bool],
 ) -> Steps[tuple[list[Trial], list[Trial]]]:
     """Test the suspect (in each of ``suspects`` beside another node) and good nodes in turns, with
     no other test beside them. Returns the trials of both; none if a node is lost.
-
     goes_on: whether there is another turn after these trials
     """
     suspected: list[Trial] = []
     good: list[Trial] = []
-    control = TrialRequest(SWEEP if purpose == SWEEP else CONTROL, good_nodes)
+    control = TrialRequest("sweep" if purpose == "sweep" else "control", good_nodes)
     while not good or goes_on(suspected, good):
         request = TrialRequest(purpose, suspects[len(good) % len(suspects)])
         for turn, trials in ((request, suspected), (control, good)):
@@ -301,7 +283,7 @@ def take_turns(
 def retry_alternately(
     suspects: Sequence[tuple[str, ...]],
     good_nodes: tuple[str, ...],
-    purpose: str,
+    purpose: Purpose,
     is_flaky: bool = False,
 ) -> Steps[str]:
     """The evidence of `take_turns` that the suspect is slow, or fails now and then; or ""."""
@@ -366,9 +348,7 @@ def quartile(values: Iterable[float], quarter: int) -> float:
     ordered = sorted(value for value in values if value > 0)
     if len(ordered) < 2:
         return 0.0
-    if quarter == 1:
-        return ordered[len(ordered) // 4]
-    return ordered[math.ceil(0.75 * len(ordered)) - 1]
+    return ordered[len(ordered) // 4 if quarter == 1 else math.ceil(0.75 * len(ordered)) - 1]
 
 
 def looks_slow(outcome: SmokeOutcome, usual_gbps: float, usual_ms: float) -> bool:
@@ -377,7 +357,7 @@ def looks_slow(outcome: SmokeOutcome, usual_gbps: float, usual_ms: float) -> boo
     return outcome.ok and (is_late or 0 < outcome.gbps < _INVESTIGATE_SHARE * usual_gbps)
 
 
-# --- The groups and the sweep.
+# --- The groups; the sweep: tests of the plain paths between the remaining nodes.
 
 _ALL_PAIRS = 64  # up to this number of nodes, a sweep has all pairs
 
@@ -398,3 +378,168 @@ def sweep_offsets(count: int, full: bool) -> list[int]:
     if full or count <= _ALL_PAIRS:
         return [*mesh.full(count)]
     return [offset for skip in mesh.ring_and_skips(count) for offset in (skip, count - skip)]
+
+
+#: A node loses packets if its sweeps send at least this number of segments again on average, and
+#: at least this multiple of the median node's: with 5 of 100 packets lost, a sweep sends about
+#: three again. This number of retrials with good nodes has to confirm it.
+_RETRANSMITS, _RETRANSMITS_TIMES, _RETRANSMITS_RETRIALS = 1.0, 5.0, 4
+_MAX_SLOW_PAIRS = 16  # maximum slow pairs that are retried
+
+Edge = tuple[str, ...]
+
+
+def _is_firm(trials: Sequence[Trial]) -> bool:
+    return sum(map(is_failed, trials)) > 1
+
+
+class Sweep:
+    def __init__(self, knowledge: Knowledge, nodes: Sequence[str]) -> None:
+        self.knowledge, self.nodes = knowledge, nodes
+
+    def run(self, full: bool) -> Steps[None]:
+        knowledge = self.knowledge
+        pairs = {suspect.nodes for suspect in knowledge.suspects if suspect.kind == PAIR}
+        trials: dict[Edge, list[Trial]] = {}
+        for edges in mesh.rounds(self.nodes, sweep_offsets(len(self.nodes), full)):
+            chosen = (edge for edge in edges if not {edge, edge[::-1]} & pairs)
+            requests = [TrialRequest("sweep", edge) for edge in chosen]
+            trials |= {trial.test.nodes: [trial] for trial in (yield requests) if trial}
+        # A failed path is tried again, and a third time if it then passes.
+        for _ in range(2):
+            again = [edge for edge, of in trials.items() if is_failed(of[0]) and not _is_firm(of)]
+            for trial in (yield [TrialRequest("sweep", edge) for edge in again]):
+                if trial:
+                    trials[trial.test.nodes].append(trial)
+        trials = {edge: of for edge, of in trials.items() if not {*edge} & knowledge.lost}
+        if trials and all(map(_is_firm, trials.values())):
+            failed = [trial for of in trials.values() for trial in of]
+            evidence = "they pass together, and no plain path works between any two of them "
+            evidence += f"{cite_trials(failed)}{with_cause(failed[0].outcome.cause)}"
+            knowledge.suspect(SCALE, self.nodes, evidence)
+            return
+        passed_once = [of[0] for of in trials.values() if any(t.outcome.ok for t in of)]
+        yield from self._find_packet_loss(passed_once)
+        excluded = knowledge.excluded()
+        trials = {edge: of for edge, of in trials.items() if not {*edge} & excluded}
+        unreached: dict[str, set[str]] = {}
+        for finding in reach.attribute(
+            reach.ReachAttempt(edge[0], edge[1], "", not _is_firm(of), of[0].outcome.cause)
+            for edge, of in trials.items()
+        ):
+            if finding.kind != reach.PAIR:
+                unreached[finding.node] = {*finding.peers}
+            self._suspect_finding(finding, trials)
+        yield from self._find_slow([of[0] for of in trials.values() if of[0].outcome.ok])
+        # A node that failed to reach only faulty nodes is not suspected.
+        faulty = knowledge.excluded() - unreached.keys()
+        excused = {name for name, peers in unreached.items() if peers <= faulty}
+        knowledge.remove(s for s in knowledge.suspects if {*s.nodes} <= excused)
+
+    def _suspect_finding(
+        self, finding: reach.ReachFinding, trials: Mapping[Edge, Sequence[Trial]]
+    ) -> None:
+        node, peers = finding.node, finding.peers
+        edges = [edge for peer in peers for edge in ((peer, node), (node, peer))]
+        failed = [trial for edge in edges for trial in trials.get(edge, ()) if is_failed(trial)]
+        tests, cause = cite_trials(failed), with_cause(finding.cause)
+        if finding.kind == reach.PAIR:
+            (peer,) = peers
+            back = {True: "; the way back works", False: "; nor the way back", None: ""}
+            evidence = f"{node} does not reach {peer} {tests}{cause}{back[finding.back]}"
+            self.knowledge.suspect(PAIR, (node, peer), evidence)
+            return
+        verb = {
+            reach.TARGET: "is not reached by",
+            reach.SOURCE: "does not reach",
+            reach.BOTH: "neither reaches nor is reached by",
+        }[finding.kind]
+        evidence = f"{verb} {len(peers)} of {finding.tried} others: {join_names(peers)}"
+        self.knowledge.suspect(NODE, [node], f"{evidence} {tests}{cause}")
+
+    def _find_packet_loss(self, trials: Sequence[Trial]) -> Steps[None]:
+        """Suspect nodes that lose packets, on the way from them or to them, by the sender's
+        retransmits. Retrials with no other test beside them have to confirm it.
+        """
+        for place, direction in enumerate(("from", "to")):
+            counts = defaultdict[str, list[int]](list)
+            for trial in trials:
+                counts[trial.test.nodes[place]].append(trial.outcome.retransmits)
+            means = {name: statistics.fmean(of) for name, of in counts.items()}
+            usual = statistics.median(means.values()) if means else 0.0
+            lossy = [
+                name
+                for name, of in counts.items()
+                if means[name] >= max(_RETRANSMITS, _RETRANSMITS_TIMES * usual)
+                and 2 * sum(count > 0 for count in of) >= len(of)
+            ]
+            for name in sorted(lossy, key=lambda name: -means[name]):
+                out = {*lossy} | self.knowledge.excluded() | self.knowledge.partners(name)
+                peers = [peer for peer in counts if peer not in out][:2]
+                if len(peers) == 2:
+                    evidence = yield from self._confirm_loss(name, peers, place, direction)
+                    if evidence:
+                        self.knowledge.suspect(NODE, [name], evidence)
+
+    def _confirm_loss(
+        self, name: str, peers: Sequence[str], place: int, direction: str
+    ) -> Steps[str]:
+        """The evidence that this node loses packets, or ""."""
+        edges = [(peer, name) if place else (name, peer) for peer in peers]
+        suspected, good = yield from take_turns(
+            edges, (peers[0], peers[1]), "sweep", lambda _, good: len(good) < _RETRANSMITS_RETRIALS
+        )
+        if not good:
+            return ""
+        count = sum(trial.outcome.retransmits for trial in suspected)
+        usual = sum(trial.outcome.retransmits for trial in good)
+        shown = sum(is_failed(trial) or trial.outcome.retransmits > 0 for trial in suspected)
+        limit = max(len(suspected) * _RETRANSMITS, _RETRANSMITS_TIMES * usual)
+        if 2 * shown <= len(suspected) or count < limit:
+            return ""
+        return (
+            f"packets are lost on the way {direction} it: {count} TCP segments sent again in "
+            f"{join_names(peers)}'s turns with it {cite_trials(suspected)}, {usual} between "
+            f"these {cite_trials(good)}"
+        )
+
+    def _find_slow(self, trials: Sequence[Trial]) -> Steps[None]:
+        """Suspect nodes, then pairs, with slow sweeps that retrials confirm."""
+        knowledge, outcomes = self.knowledge, defaultdict[str, list[SmokeOutcome]](list)
+        good = [trial for trial in trials if not {*trial.test.nodes} & knowledge.excluded()]
+        for trial in good:
+            for name in trial.test.nodes:
+                outcomes[name].append(trial.outcome)
+        median, medians = statistics.median, dict[str, SmokeOutcome]()
+        for name, of in outcomes.items():
+            ms, gbps = median(outcome.ms for outcome in of), median(outcome.gbps for outcome in of)
+            medians[name] = SmokeOutcome(True, ms=ms, gbps=gbps)
+        usual_gbps = quartile((trial.outcome.gbps for trial in good), 3)
+        usual_ms = quartile((trial.outcome.ms for trial in good), 1)
+        slow = [name for name in medians if looks_slow(medians[name], usual_gbps, usual_ms)]
+        fast = [name for name in medians if name not in slow]
+        for name in sorted(slow, key=lambda name: medians[name].gbps):
+            peers = [peer for peer in fast if peer not in knowledge.partners(name)][:2]
+            if len(peers) == 2:
+                edges = [(name, peer) for peer in peers]
+                if evidence := (yield from retry_alternately(edges, tuple(peers), "sweep")):
+                    knowledge.suspect(NODE, [name], evidence)
+
+        def is_slow_pair(trial: Trial | None) -> bool:
+            if trial is None:
+                return False
+            ends = [medians[name] for name in trial.test.nodes]
+            gbps, ms = min(end.gbps for end in ends), max(end.ms for end in ends)
+            return looks_slow(trial.outcome, gbps, ms)
+
+        excluded = knowledge.excluded()
+        pairs = [t.test.nodes for t in good if not {*t.test.nodes} & excluded and is_slow_pair(t)]
+        again = yield [TrialRequest("sweep", pair) for pair in pairs]
+        for trial in [t for t in again if t and is_slow_pair(t)][:_MAX_SLOW_PAIRS]:
+            pair = trial.test.nodes
+            out = {*pair} | knowledge.excluded() | knowledge.partners(pair[1])
+            able = (name for name in fast if name not in out and (name, pair[1]) not in pairs)
+            if (peer := next(able, None)) is not None:
+                evidence = yield from retry_alternately([pair], (peer, pair[1]), "sweep")
+                if evidence:
+                    knowledge.suspect(PAIR, pair, evidence)

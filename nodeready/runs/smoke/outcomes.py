@@ -86,11 +86,7 @@ def collective_outcome(
     ranks = _named_ranks(plausible, orders)
     used = {name: of_node(rank.network for rank in a.ranks) for name, a in plausible.items()}
     networks = tuple((name, network) for name, network in used.items() if network)
-    certain |= {
-        name: f"{name}: {_line(answer.error)}"
-        for name, answer in plausible.items()
-        if answer.error
-    }
+    certain |= {name: f"{name}: {_line(a.error)}" for name, a in plausible.items() if a.error}
     likely: dict[str, str] = {}
     for named in ranks:
         if failure := named.own_failure:
@@ -166,22 +162,18 @@ def _implausible(
             failures[name] = f"{name} answers for ranks that are not its own"
         elif numbers != own_numbers and not (answer.error and not numbers):
             failures[name] = f"{name} does not answer for all of its ranks"
-        elif any(
-            rank.phase not in PHASES or not _are_possible(rank.ms, rank.gbps)
-            for rank in answer.ranks
-        ):
+        elif not all(rank.phase in PHASES and _is_possible(rank) for rank in answer.ranks):
             failures[name] = f"{name} answers with figures that cannot be"
     return failures
 
 
-def _are_possible(ms: float, gbps: float) -> bool:
-    return 0 <= ms <= _MAX_MS and 0 <= gbps <= _MAX_GBPS
+def _is_possible(figures: RankResult | PairAnswer) -> bool:
+    return 0 <= figures.ms <= _MAX_MS and 0 <= figures.gbps <= _MAX_GBPS
 
 
 def _waiting_cause(failed: list[_NamedRank]) -> str:
     """Why ranks that wait for other ranks fail: no connection, else the phase."""
-    counts = Counter(named.message for named in failed if _UNCONNECTED.search(named.message))
-    if counts:
+    if counts := Counter(named.message for named in failed if _UNCONNECTED.search(named.message)):
         return min(counts, key=lambda message: (-counts[message], message))
     phases = Counter(named.rank.phase for named in failed)
     phase = min(phases, key=lambda name: (-phases[name], PHASES.index(name)))
@@ -220,20 +212,15 @@ def pairs_outcome(
     ports: Mapping[str, tuple[int, ...]],
 ) -> SmokeOutcome:
     """The outcome of several pairs. answers: of sources; ports: of targets, to be tried"""
-    outcomes = {
-        edge: pair_outcome(
-            replace(test, nodes=edge), answers[edge[0]], owners, ports[edge[1]]
-        )
-        for edge in edges
-    }  # fmt: skip
+    outcomes = {}
+    for edge in edges:
+        pair, (source, target) = replace(test, nodes=edge), edge
+        outcomes[edge] = pair_outcome(pair, answers[source], owners, ports[target])
     failed = {edge: outcome for edge, outcome in outcomes.items() if not outcome.ok}
     if not failed:
-        return SmokeOutcome(
-            True,
-            ms=max(outcome.ms for outcome in outcomes.values()),
-            gbps=min(outcome.gbps for outcome in outcomes.values()),
-            retransmits=sum(outcome.retransmits for outcome in outcomes.values()),
-        )
+        ms, gbps = max(o.ms for o in outcomes.values()), min(o.gbps for o in outcomes.values())
+        retransmits = sum(outcome.retransmits for outcome in outcomes.values())
+        return SmokeOutcome(True, ms=ms, gbps=gbps, retransmits=retransmits)
     reported = {name for outcome in failed.values() for name in outcome.culprits}
     # A node that two others do not reach, or do not answer.
     counts = Counter(name for edge in failed for name in edge)
@@ -255,7 +242,7 @@ def pair_outcome(
         return SmokeOutcome(False, f"{source} is lost: {_line(answer)}", lost=(source,))
     if (answer.number, answer.target) != (test.number, target):
         return SmokeOutcome(False, f"{source} answers another test", culprits=(source,))
-    if not _are_possible(answer.ms, answer.gbps) or answer.outcome not in _DATA_CAUSES:
+    if not _is_possible(answer) or answer.outcome not in _DATA_CAUSES:
         cause = f"{source} answers with figures that cannot be"
         return SmokeOutcome(False, cause, culprits=(source,))
     if owners.of(mesh.address(answer.address)) != target:
@@ -264,10 +251,9 @@ def pair_outcome(
     tries = [attempt for attempt in answer.tries if attempt.port in ports]
     are_skipped = any(attempt.outcome == SKIPPED for attempt in tries)
     failing: dict[str, list[int]] = {}
-    for attempt in tries:
-        if attempt.outcome != OK:
-            cause = _line(mesh.port_cause(attempt, are_skipped))
-            failing.setdefault(cause, []).append(attempt.port)
+    for attempt in (attempt for attempt in tries if attempt.outcome != OK):
+        cause = _line(mesh.port_cause(attempt, are_skipped))
+        failing.setdefault(cause, []).append(attempt.port)
     if failing:
         causes = [
             f"{'port' if len(numbers) == 1 else 'ports'} {ports_text(numbers)}: {cause}"

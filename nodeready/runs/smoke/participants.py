@@ -13,15 +13,8 @@ from typing import Any
 import gevent
 
 from nodeready.agent.asking import Conversation, Key, Transport, collect, node_of, request
-from nodeready.agent.smoke.orders import (
-    ENGINES,
-    NCCL_TESTS,
-    PAIRS,
-    TORCH,
-    Engine,
-    Hello,
-    SmokeConfig,
-)
+from nodeready.agent.smoke import orders
+from nodeready.agent.smoke.orders import PAIRS, TORCH, Engine, Hello
 from nodeready.agent.snapshots import take_snapshot
 from nodeready.core.base import Unknown
 from nodeready.core.outcome import SUDO, Outcome
@@ -32,6 +25,7 @@ from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.transport.channels import Channels
 from nodeready.runs.options import SmokeOptions
 from nodeready.runs.ready import mesh
+from nodeready.runs.smoke.knowledge import join_names
 from nodeready.subjects.environment_rules import EnvironmentFinding, RankEnvironment, judge
 from nodeready.subjects.gpus import findings
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
@@ -40,9 +34,9 @@ from nodeready.subjects.snapshot import Snapshot
 # --- The engine of a run, the limit of its tests, and the idle GPUs of each node. Pure.
 
 Kind = tuple[str, str]  # an engine's name and its backend
-_NCCL, _GLOO, _TESTS = (TORCH, "nccl"), (TORCH, "gloo"), (NCCL_TESTS, "nccl")
+_NCCL, _GLOO, _TESTS = (TORCH, "nccl"), (TORCH, "gloo"), (orders.NCCL_TESTS, "nccl")
 _PAIRS = (PAIRS, "tcp")
-_TITLES = {TORCH: "PyTorch", NCCL_TESTS: "nccl-tests", PAIRS: "pairs"}
+_TITLES = {TORCH: "PyTorch", orders.NCCL_TESTS: "nccl-tests", PAIRS: "pairs"}
 #: The beginning of the reason why a node has no engine.
 MISSING_ENGINE = tuple(f"no {title}" for title in _TITLES.values())
 
@@ -53,8 +47,7 @@ class EngineChoice:
     name: str = ""  # such as ``torch 2.13.0 over gloo``
     proves: str = ""  # what a pass proves
     single_node: Kind = ("", "")  # engine and backend of the tests of one node
-    # engine and backend of the control tests; None: not all nodes have a second engine
-    control: Kind | None = None
+    control: Kind | None = None  # of the control tests; None: not all nodes have a second one
     excluded: Mapping[str, str] = field(default_factory=dict)  # node -> why it cannot take part
     fallback_reason: str = ""  # why the best engine was not chosen; "": it was chosen
 
@@ -80,15 +73,13 @@ def choose(
 
     nccl-tests need MPI between nodes, so they test single nodes, and pairs test several nodes.
     """
-    excluded = {
-        name: sanitise(hello.reason, 200) for name, hello in hellos.items() if hello.reason
-    }
+    excluded = {n: sanitise(hello.reason, 200) for n, hello in hellos.items() if hello.reason}
     able = {name: hello for name, hello in hellos.items() if name not in excluded}
     name, _, backend = requested.partition(":")
     kinds = [_NCCL, _GLOO] if has_gpus else [_GLOO]
     if len(able) > 1:
         kinds.append(_PAIRS)
-    if name == NCCL_TESTS or (has_gpus and len(hellos) == 1):
+    if name == orders.NCCL_TESTS or (has_gpus and len(hellos) == 1):
         kinds.insert(1, _TESTS)
     kinds = [kind for kind in kinds if name in ("", kind[0]) and backend in ("", kind[1])]
     if not kinds:
@@ -126,14 +117,10 @@ def choose(
         for control in (_GLOO, _PAIRS)
         if control != kind and all(_find(able[name], control) for name in chosen)
     )
+    excluded = {name: excluded[name] for name in hellos if name in excluded}
     return EngineChoice(
-        kind,
-        name=engine_name(engine),
-        proves=engine.proves,
-        single_node=single_node,
-        control=next(controls, None),
-        excluded={name: excluded[name] for name in hellos if name in excluded},
-        fallback_reason=fallback_reason,
+        *(kind, engine_name(engine), engine.proves, single_node, next(controls, None)),
+        *(excluded, fallback_reason),
     )
 
 
@@ -155,18 +142,16 @@ def _other_versions(usable: Mapping[str, Engine]) -> dict[str, str]:
     node's). A job with two versions of PyTorch or NCCL fails at its start, or hangs.
     """
     versions = Counter((engine.version, engine.library) for engine in usable.values())
-    if len(versions) < 2:
-        return {}
-    ((version, library), count), *_ = versions.most_common(1)
     reasons = {}
-    for name, engine in usable.items():
-        if (engine.version, engine.library) == (version, library):
-            continue
-        title, pair = f"{_TITLES[engine.name]} ", (engine.version, version)
-        if engine.version == version:
-            title, pair = "", (engine.library, library)
-        own_version, usual = (sanitise(text, 60) or "of no version" for text in pair)
-        reasons[name] = f"{title}{own_version} here, {usual} on {counted(count, 'node')}"
+    for (version, library), count in versions.most_common(1):
+        for name, engine in usable.items():
+            if (engine.version, engine.library) == (version, library):
+                continue
+            title, pair = f"{_TITLES[engine.name]} ", (engine.version, version)
+            if engine.version == version:
+                title, pair = "", (engine.library, library)
+            own_version, usual = (sanitise(text, 60) or "of no version" for text in pair)
+            reasons[name] = f"{title}{own_version} here, {usual} on {counted(count, 'node')}"
     return reasons
 
 
@@ -191,8 +176,7 @@ def limit_s(engine: str, backend: str, world: int, large: int, *, first: bool = 
 
     world: the number of ranks
     large: bytes of the all_reduce whose bandwidth counts
-    first: the node's first test with this engine, so libraries are read from a disk that may be
-           cold
+    first: the node's first test with this engine: libraries are read, perhaps from a cold disk
     """
     start_s = _ENGINE_START_S.get((engine, backend), _MAX_START_S) + (_COLD_S if first else 0.0)
     min_gbps = _MIN_GBPS["nccl" if backend == "nccl" else "tcp"]
@@ -260,18 +244,13 @@ def idle_gpus(
 
 def _devices(observed: Gpus, busy: bool) -> dict[int, Gpu]:
     """Number -> GPU for the jobs of this node, without a processor's own graphics.
-
     busy: include the GPUs on the bus if the vendor's tool, which shows the idle ones, is missing
     """
     bus = findings.expected_gpus(observed)
     graphics = {gpu.address for gpu in observed.pci} - {gpu.address for gpu in bus}
     gpus = [g for g in observed.nvidia or observed.amd if g.pci_address not in graphics]
-    if (
-        busy
-        and not gpus
-        and bus
-        and findings.vendor_tool_of(observed, bus[0].vendor).state == "missing"
-    ):
+    has_no_tool = bus and findings.vendor_tool_of(observed, bus[0].vendor).state == "missing"
+    if busy and not gpus and has_no_tool:
         gpus = [Gpu(index, gpu.vendor, gpu.address) for index, gpu in enumerate(bus)]
     return {gpu.index: gpu for gpu in gpus}
 
@@ -299,9 +278,8 @@ def _select(
     numbers = list(gpus) if isinstance(gpus, tuple) else sorted(devices)
     count = gpus if isinstance(gpus, int) else len(numbers)
     total = counted(len(devices), "GPU")
-    missing = [number for number in numbers if number not in devices]
-    if missing:
-        return (), f"no GPU {list_numbers(missing)}: it has {total}"
+    if missing := [number for number in numbers if number not in devices]:
+        return (), f"no GPU {join_names(missing, 99)}: it has {total}"
     if len(numbers) < count:
         return (), f"{total}, {count} wanted"
     uses = {number: _use(devices[number], busy) for number in numbers}
@@ -314,15 +292,9 @@ def _select(
         users = dict.fromkeys(user for number in used for user in uses[number][1])
         verb = "is" if len(used) == 1 else "are"
         by = f" ({join_first(users)})" if users else ""
-        reasons.append(f"GPU {list_numbers(used)} {verb} {reason}{by}")
+        reasons.append(f"GPU {join_names(used, 99)} {verb} {reason}{by}")
     is_busy = any(reason == _BUSY for reason, _ in uses.values())
     return (), "; ".join(reasons) + ("; --busy tests beside them" if is_busy else "")
-
-
-def list_numbers(numbers: list[int]) -> str:
-    """``0``, ``0 and 3``, ``0, 3 and 5``."""
-    *first, last = map(str, numbers)
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 _BUSY = "busy"
@@ -361,13 +333,11 @@ _PROBE_S = 20
 _MIN_LEFT_S = 3.0  # the nodes are probed again only if these seconds remain
 
 _MAIN = "nodeready.agent.smoke.program"
-#: Seconds until the program's first line: a login, and PyTorch from a disk that may be cold.
-_START_S = 85.0
+_START_S = 85.0  # seconds until the program's first line: a login, PyTorch from a cold disk
 #: The last nodes to start get this multiple of the slowest start, and at least these seconds.
 _START_TIMES, _MIN_START_S = 4, 20.0
 _TICK_S = 0.2  # seconds between two checks for nodes that have started
-#: Seconds after the deadline at which listeners and ranks end, even if the connection does not.
-_LONGER_S = 5
+_LONGER_S = 5  # seconds after the deadline at which all ends, even if the connection does not
 
 Progress = Callable[[str, Iterable[str]], AbstractContextManager[Callable[[str], object]]]
 
@@ -392,15 +362,7 @@ class SmokeTask:
 
 
 class Participants:
-    """The nodes, from the first snapshot to the last.
-
-    excluded:  node -> why it takes no part
-    names:     the nodes that take part, in the inventory's order
-    gpus:      node -> the numbers of its tested GPUs; {} without GPUs
-    ports:     node -> the ports on which it listens
-    addresses: node -> the addresses that only this node has
-    findings:  about the variables of the ranks
-    """
+    """The nodes, from the first snapshot to the last."""
 
     def __init__(self, task: SmokeTask, tell: Callable[[str], object], progress: Progress) -> None:
         self.task, self.tell, self.progress = task, tell, progress
@@ -408,14 +370,14 @@ class Participants:
         self.before: dict[str, Outcome[Snapshot]] = {}
         self.after: dict[str, Outcome[Snapshot]] = {}
         self.hellos: dict[str, Hello] = {}
-        self.excluded: dict[str, str] = {}
-        self.names: tuple[str, ...] = ()
+        self.excluded: dict[str, str] = {}  # node -> why it takes no part
+        self.names: tuple[str, ...] = ()  # that take part, in the inventory's order
         self.choice = EngineChoice()
-        self.gpus: dict[str, Numbers] = {}
-        self.ports: dict[str, tuple[int, ...]] = {}
-        self.addresses: dict[str, tuple[str, ...]] = {}
+        self.gpus: dict[str, Numbers] = {}  # node -> its tested GPUs; {} without GPUs
+        self.ports: dict[str, Numbers] = {}  # node -> the ports on which it listens
+        self.addresses: dict[str, tuple[str, ...]] = {}  # node -> those that only it has
         self.owners = mesh.Owners({}, {})
-        self.findings: tuple[EnvironmentFinding, ...] = ()
+        self.findings: tuple[EnvironmentFinding, ...] = ()  # about the variables of the ranks
         self._starting: dict[str, tuple[float, Any]] = {}
         self._reported: set[str] = set()
 
@@ -428,9 +390,8 @@ class Participants:
             self._starting[name] = time.monotonic(), job
 
         self._probe(self.task.policies, self.before, start)
-        refused = [
-            name for name, probed in self.before.items() if probed.gap and probed.gap.kind == SUDO
-        ]
+        gaps = {name: probed.gap for name, probed in self.before.items() if probed.gap}
+        refused = [name for name, gap in gaps.items() if gap.kind == SUDO]
         if refused and password(refused):
             self._probe(refused, self.before, start)
 
@@ -457,8 +418,7 @@ class Participants:
         with self.progress("looking", names) as done:
 
             def receive(key: Key, outcome: Outcome[Snapshot]) -> None:
-                name = node_of(key)
-                results[name] = outcome
+                results[name := node_of(key)] = outcome
                 done(name)
                 if outcome.value:
                     reached(name)
@@ -470,21 +430,18 @@ class Participants:
     def _start(self, name: str) -> None:
         task, policy, options = self.task, self.task.policies[name], self.task.options
         engine = task.engine.partition(":")[0]
-        config = SmokeConfig(
-            nonce=self.channels.nonce,
-            tag=task.transport.tag,
-            user=policy.job_user,
+        # Pairs are also the engine of control tests.
+        engines = tuple(name for name in orders.ENGINES if not engine or name in (engine, PAIRS))
+        config = orders.SmokeConfig(
+            nonce=self.channels.nonce, tag=task.transport.tag, user=policy.job_user,
             limit_s=max(1, int(task.left_s)) + _LONGER_S,
-            ports=mesh.chosen_ports(*policy.port_range),
-            # Pairs are also the engine of control tests.
-            engines=tuple(name for name in ENGINES if not engine or name in (engine, PAIRS)),
+            ports=mesh.chosen_ports(*policy.port_range), engines=engines,
             python=options.python or policy.smoke_python,
             prefix=options.prefix or policy.smoke_prefix,
             environment=options.env or policy.smoke_environment,
-        )
+        )  # fmt: skip
         self.channels.start(request(name, _MAIN, config, mark=config.nonce, stdin=True))
-        hello = self.channels.read(name, "hello", Hello, _START_S)
-        if hello is not None:
+        if (hello := self.channels.read(name, "hello", Hello, _START_S)) is not None:
             self.hellos[name] = hello
 
     def _wait_for_hellos(self) -> None:
@@ -517,15 +474,15 @@ class Participants:
             if not probed.value:
                 self.excluded[name] = probed.reason
             elif name not in hellos:
-                loss = lost.get(name)
-                self.excluded[name] = loss.reason if loss else "did not start in time"
+                self.excluded[name] = (
+                    lost[name].reason if name in lost else "did not start in time"
+                )
         self._assign_addresses(hellos)
         present = {name: self.before[name] for name in hellos if name not in self.excluded}
         counts = {name: task.policies[name].gpu_count for name in present}
         self.gpus, without_gpus = idle_gpus(present, task.options.gpus, task.options.busy, counts)
         self.excluded |= without_gpus
-        able = {name: hellos[name] for name in present if name not in without_gpus}
-        if able:
+        if able := {name: hellos[name] for name in present if name not in without_gpus}:
             self.choice = choose(able, task.engine, any(self.gpus.values()))
             self.excluded |= self.choice.excluded
         self.names = tuple(name for name in able if name not in self.excluded)

@@ -14,63 +14,39 @@ from gevent.queue import Empty, Queue
 
 from nodeready.agent.runtime import bug_text
 from nodeready.agent.smoke import orders
-from nodeready.agent.smoke.orders import (
-    PAIRS,
-    CollectiveAnswer,
-    CollectiveOrder,
-    EndOrder,
-    PairAnswer,
-    PairOrder,
-    SmokePeer,
-)
+from nodeready.agent.smoke.orders import PAIRS
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.transport.channels import join_all
 from nodeready.runs.smoke import participants
-from nodeready.runs.smoke.knowledge import (
-    ALONE,
-    CONFIRM,
-    CONTROL,
-    GROUP,
-    HALF,
-    MERGE,
-    SWEEP,
-    Knowledge,
-    SmokeOutcome,
-    Test,
-)
+from nodeready.runs.smoke.knowledge import Knowledge, SmokeOutcome, Test
 from nodeready.runs.smoke.outcomes import collective_outcome, pairs_outcome, port_holder
 from nodeready.runs.smoke.participants import Kind, Numbers, Participants
 
 #: Bytes of a collective with checked results, and of one with a measured bandwidth.
 _SMALL = 4 << 10
 _LARGE, _LARGE_GPU = 8 << 20, 256 << 20
-#: Bytes of a pair's large message in a sweep: a path only has to pass full packets.
-_LARGE_SWEEP = 1 << 20
+_LARGE_SWEEP = 1 << 20  # of a pair's large message in a sweep: a path has to pass full packets
 #: Seconds of a pair: its name (3 s), time-outs of three ports and a token (7.5 s), and the data.
 #: The minimum covers the name and the ports, however fast other pairs are.
 _PAIR_S, _MIN_PAIR_S = 14.0, 8.0
 
-#: Seconds beyond a test's limit for a node to end its ranks, and for the answer to arrive.
-_MARGIN_S = 6.0
-#: Seconds for the peers of a node that failed or is lost to report that they receive nothing more.
-_GRACE_S = 3.0
+_MARGIN_S = 6.0  # seconds after a test's limit to end its ranks, and for the answer to arrive
+_GRACE_S = 3.0  # seconds for the peers of a failed or lost node to report their silence
 #: A straggler gets this multiple of the time of half of its round's tests, or of earlier like
 #: tests, and at least these seconds; twice as long until most tests have passed.
 STRAGGLER_TIMES, MIN_TEST_S = 5, 3.0
 _AFTER_S = 8.0  # maximum seconds that are kept for the snapshots after the tests
 
 #: A round's purpose in words.
-_TITLES = {
-    ALONE: "alone",
-    GROUP: "groups",
-    CONFIRM: "confirming",
-    MERGE: "together",
-    SWEEP: "pairs",
-    CONTROL: "control",
-}
+_TITLES: dict[str, str] = {
+    "alone": "alone", "group": "groups", "confirm": "confirming", "merge": "together",
+    "sweep": "pairs", "control": "control",
+}  # fmt: skip
 
-_Order = CollectiveOrder | PairOrder
-_Answer = CollectiveAnswer | PairAnswer | str  # a node's answer, or the reason why it has none
+_Order = orders.CollectiveOrder | orders.PairOrder
+_Answer = (
+    orders.CollectiveAnswer | orders.PairAnswer | str
+)  # a node's answer, or the reason why it has none
 #: Tests with the same engine, and with one node or with several, take as long with as many ranks.
 _Likeness = tuple[Kind, bool]
 
@@ -99,9 +75,7 @@ class _TestRound:
     queues: list[Queue[tuple[str, _Answer]]] = field(default_factory=list)
 
     def count_pass(self) -> None:
-        """Count a test that passed. When half of them, and then most, have passed, the remaining
-        tests get a limit.
-        """
+        """Count a test that passed. After half of them, and after most, the rest get a limit."""
         self.passed += 1
         if not 2 * self.passed >= self.total > 1:
             return
@@ -116,7 +90,7 @@ class _TestRound:
 
 def _ends_test(answer: _Answer) -> bool:
     """Whether the test fails for its remaining nodes, too. Pairs do not wait for each other."""
-    if isinstance(answer, CollectiveAnswer):
+    if isinstance(answer, orders.CollectiveAnswer):
         return not all(rank.ok for rank in answer.ranks)
     return isinstance(answer, str)
 
@@ -126,12 +100,7 @@ class OutOfTime(Exception):
 
 
 class TestRounds:
-    """The rounds of one run.
-
-    turn: the number of rounds in which all tests passed. It chooses the ports: a port that fails
-          stays while the search looks for the faulty node
-    last: the highest number of a test
-    """
+    """The rounds of one run."""
 
     __test__ = False
 
@@ -139,7 +108,10 @@ class TestRounds:
         self.nodes, self.task, self.channels = nodes, nodes.task, nodes.channels
         self.knowledge = knowledge
         self.stop_at = self.task.deadline - min(_AFTER_S, self.task.left_s / 6)
-        self.count = self.turn = self.last = 0
+        self.count = self.last = 0  # of the rounds; the highest number of a test
+        # The number of rounds in which all tests passed. It chooses the ports: a port that fails
+        # stays while the search looks for the faulty node.
+        self.turn = 0
         # Like tests -> ranks -> the seconds of the slowest that passed.
         self._durations: dict[_Likeness, dict[int, float]] = {}
 
@@ -147,7 +119,7 @@ class TestRounds:
 
     def _order(self, test: Test, kind: Kind, room_s: float) -> _OrderedTest:
         """The orders of a test. room_s: the seconds that the budget allows"""
-        if test.purpose == SWEEP or kind[0] == PAIRS:
+        if test.purpose == "sweep" or kind[0] == PAIRS:
             return self._order_pairs(test, min(_PAIR_S, room_s), room_s < _PAIR_S)
         rows, world = self.ranks_of(test, kind)
         likeness = kind, len(rows) > 1
@@ -155,7 +127,7 @@ class TestRounds:
         desired_s = self._desired_s(likeness, world, large)
         limit_s, head = min(desired_s, room_s), self._peer(test.nodes[0])
         ordered = {
-            name: CollectiveOrder(
+            name: orders.CollectiveOrder(
                 test.number, *kind, world=world, first=first, ranks=ranks, gpus=gpus, head=head,
                 small=_SMALL, large=large, limit_s=limit_s,
             )
@@ -164,17 +136,15 @@ class TestRounds:
         return _OrderedTest(test, likeness, world, limit_s, room_s < desired_s, ordered)
 
     def _order_pairs(self, test: Test, limit_s: float, is_cut: bool) -> _OrderedTest:
-        """A pair of the sweep; or a collective of pairs: every node sends to the next node, around
-        all nodes.
-        """
-        is_sweep = test.purpose == SWEEP
+        """A pair of the sweep; or a collective of pairs, a ring: each node sends to the next."""
+        is_sweep = test.purpose == "sweep"
         targets = test.nodes[1:] if is_sweep else (*test.nodes[1:], test.nodes[0])
         edges = tuple(zip(test.nodes, targets, strict=False))
         sizes = _SMALL, _LARGE_SWEEP if is_sweep else _LARGE, limit_s
-        pairs = {
-            source: PairOrder(test.number, self._peer(target), self.nodes.ports[target], *sizes)
-            for source, target in edges
-        }
+        pairs, ports = {}, self.nodes.ports
+        for source, target in edges:
+            peer = self._peer(target)
+            pairs[source] = orders.PairOrder(test.number, peer, ports[target], *sizes)
         likeness = (PAIRS, "tcp"), True
         return _OrderedTest(test, likeness, len(edges), limit_s, is_cut, pairs, edges)
 
@@ -197,35 +167,34 @@ class TestRounds:
         chosen, world, rows = dict(test.gpus), 0, []
         for name in test.nodes:
             gpus = self.nodes.gpus.get(name, ()) if kind[1] == "nccl" else ()
-            if gpus:
-                gpus = chosen.get(name, gpus)
+            gpus = gpus and chosen.get(name, gpus)
             ranks = 1 if kind[0] == PAIRS else len(gpus) or self.task.options.ranks
             rows.append((name, world, ranks, gpus))
             world += ranks
         return rows, world
 
-    def _peer(self, name: str) -> SmokePeer:
+    def _peer(self, name: str) -> orders.SmokePeer:
         ports = self.nodes.ports[name]
         port = ports[self.turn % len(ports)]
-        return SmokePeer(name, self.nodes.addresses[name], port, self.nodes.hellos[name].token)
+        token = self.nodes.hellos[name].token
+        return orders.SmokePeer(name, self.nodes.addresses[name], port, token)
 
     def _ask(self, name: str, order: _Order) -> _Answer:
         """Send the order, and wait for the answer. The test's own deadline comes first."""
-        answer_type: type[CollectiveAnswer | PairAnswer]
-        answer_type = PairAnswer if isinstance(order, PairOrder) else CollectiveAnswer
+        answer_type: type[orders.CollectiveAnswer | orders.PairAnswer]
+        is_pair = isinstance(order, orders.PairOrder)
+        answer_type = orders.PairAnswer if is_pair else orders.CollectiveAnswer
+        limit_s = order.limit_s + 2 * _MARGIN_S
         try:
             self.channels.open[name].send_line(orders.line(order))
-            answer = self.channels.read(
-                name, order.kind, answer_type, order.limit_s + 2 * _MARGIN_S
-            )
-            if answer is not None and answer.number == order.number:
-                return answer
-            if answer is not None:
+            if answer := self.channels.read(name, order.kind, answer_type, limit_s):
+                if answer.number == order.number:
+                    return answer
                 self.channels.lose(name, "the answer makes no sense (another test)")
         except Exception as problem:  # noqa: BLE001 - a bug of nodeready costs this node alone
             self.channels.lose(name, bug_text(problem))
-        lost = self.channels.lost.get(name)
-        return lost.reason if lost else "no answer in time"
+        lost = self.channels.lost
+        return lost[name].reason if name in lost else "no answer in time"
 
     def _answers(
         self, ordered: _OrderedTest, test_round: _TestRound, done: Callable[[str], object]
@@ -239,9 +208,8 @@ class TestRounds:
             queue.put((name, self._ask(name, order)))
 
         def end(name: str) -> None:
-            channel = self.channels.open.get(name)
-            if channel is not None:
-                channel.send_line(orders.line(EndOrder(number)))
+            if channel := self.channels.open.get(name):
+                channel.send_line(orders.line(orders.EndOrder(number)))
 
         jobs = [gevent.spawn(ask, *order) for order in ordered.orders.items()]
         answers: dict[str, Any] = {}
@@ -311,20 +279,17 @@ class TestRounds:
     def run(self, tests: Sequence[Test], kind: Kind | None = None) -> dict[int, SmokeOutcome]:
         """Run these tests in parallel. kind: None: that of the search. Raises OutOfTime."""
         choice, lost = self.nodes.choice, {*self.channels.lost}
+        kinds = {True: kind or choice.single_node, False: kind or choice.kind}
         room_s = self.stop_at - time.monotonic() - _MARGIN_S
         ready = [
-            self._order(
-                test,
-                kind or (choice.single_node if len(test.nodes) == 1 else choice.kind),
-                max(room_s, 0.1),
-            )
+            self._order(test, kinds[len(test.nodes) == 1], max(room_s, 0.1))
             for test in tests
             if not lost & {*test.nodes}
         ]
         durations = [s for t in ready for s in self._durations.get(t.likeness, {}).values()]
         if room_s < max(MIN_TEST_S, 2 * max(durations, default=0.0)):
             raise OutOfTime
-        is_sweep = tests[0].purpose == SWEEP
+        purpose, title = tests[0].purpose, self._title(tests)
         has_pairs = any(ordered.edges for ordered in ready)
         test_round = _TestRound(len(ready), _MIN_PAIR_S if has_pairs else MIN_TEST_S)
         results: dict[int, SmokeOutcome | None] = {}
@@ -332,17 +297,15 @@ class TestRounds:
         def run_test(ordered: _OrderedTest) -> None:
             results[ordered.test.number] = self._test(ordered, test_round, done)
 
-        title = self._title(tests)
         with self.nodes.progress(title, {name for t in ready for name in t.orders}) as done:
             join_all([gevent.spawn(run_test, ordered) for ordered in ready])
-        if is_sweep and not all(outcome and outcome.ok for outcome in results.values()):
+        if purpose == "sweep" and not all(outcome and outcome.ok for outcome in results.values()):
             # A target gets no order, so its loss is not noticed yet.
             self.channels.drop_dead()
         self.count += 1
         self.last = max([self.last, *(test.number for test in tests)])
         self.nodes.report_excluded()
-        outcomes = {}
-        now_lost = self.channels.lost.keys() - self.nodes.excluded.keys()
+        outcomes, now_lost = {}, self.channels.lost.keys() - self.nodes.excluded.keys()
         for test in tests:
             names = tuple(name for name in test.nodes if name in now_lost)
             outcome = results.get(test.number, SmokeOutcome(False, f"{', '.join(names)} is lost"))
@@ -354,15 +317,14 @@ class TestRounds:
         passed = sum(outcome.ok for outcome in outcomes.values())
         if passed < len(outcomes):
             self.nodes.tell(f"{title}: {passed} of {len(outcomes)} passed")
-        elif tests[0].purpose not in (HALF, CONFIRM, CONTROL):
+        elif purpose not in ("half", "confirm", "control"):
             self.turn += 1
         return outcomes
 
     def _title(self, tests: Sequence[Test]) -> str:
-        if tests[0].purpose != HALF:
+        if tests[0].purpose != "half":
             return _TITLES[tests[0].purpose]
-        passed = {
-            n for test, outcome in self.knowledge.collectives() if outcome.ok for n in test.nodes
-        }
+        trials = self.knowledge.collectives()
+        passed = {name for trial in trials if trial.outcome.ok for name in trial.test.nodes}
         names = [*dict.fromkeys(name for test in tests for name in test.nodes)]
         return f"halving {folded([n for n in names if n not in passed] or names, 40)}"

@@ -22,30 +22,10 @@ from nodeready.fleet.inventory.host_data import given_addresses
 from nodeready.runs import targets
 from nodeready.runs.memory.kept_looks import LookKeeper
 from nodeready.runs.options import SmokeOptions
-from nodeready.runs.smoke import document
+from nodeready.runs.smoke import document, knowledge, participants
 from nodeready.runs.smoke.document import SmokeReport, below_floor, code, links
-from nodeready.runs.smoke.knowledge import (
-    ALONE,
-    CONTROL,
-    GPU,
-    NODE,
-    PAIR,
-    SCALE,
-    SWEEP,
-    Knowledge,
-    SearchResult,
-    SmokeOutcome,
-    SmokeSuspect,
-    Test,
-)
-from nodeready.runs.smoke.participants import (
-    MISSING_ENGINE,
-    Kind,
-    Participants,
-    Progress,
-    SmokeTask,
-    list_numbers,
-)
+from nodeready.runs.smoke.knowledge import PAIR, Knowledge, SmokeSuspect, Test, join_names
+from nodeready.runs.smoke.participants import Participants, Progress, SmokeTask
 from nodeready.runs.smoke.rounds import OutOfTime, TestRounds
 from nodeready.runs.smoke.search import search
 from nodeready.runs.targets import ask_password
@@ -129,8 +109,7 @@ def _gpus(before: Gpus, after: Gpus) -> Iterator[str]:
     remaining = {(gpu.pci_address, gpu.uuid): gpu for gpu in after.gpus}
     for gpu in before.gpus:
         tool = findings.vendor_tool_of(after, gpu.vendor)
-        after_gpu = remaining.get((gpu.pci_address, gpu.uuid))
-        if after_gpu is not None:
+        if (after_gpu := remaining.get((gpu.pci_address, gpu.uuid))) is not None:
             yield from (f"GPU {gpu.index}: {text}" for text in _gpu(gpu, after_gpu))
         elif tool.works:
             yield f"GPU {gpu.index}: {tool.name} does not show it any more"
@@ -143,8 +122,7 @@ def _gpus(before: Gpus, after: Gpus) -> Iterator[str]:
         address = bus_gpu.address
         counts = {(kind, name): n for kind, name, n in errors.get(address, bus_gpu.aer)}
         for kind, name, count in bus_gpu.aer:
-            new = increase(counts.get((kind, name), 0), count)
-            if new:
+            if new := increase(counts.get((kind, name), 0), count):
                 error = counted(new, "new uncorrected PCIe error")
                 yield f"{address}: {error} ({name}, {kind}) during the test"
     yield from _kernel_faults(before, after)
@@ -152,14 +130,12 @@ def _gpus(before: Gpus, after: Gpus) -> Iterator[str]:
 
 def _gpu(before: Gpu, after: Gpu) -> Iterator[str]:
     for name, text in _GPU_COUNTERS.items():
-        new = increase(getattr(before, name, None), getattr(after, name, None))
-        if new:
+        if new := increase(getattr(before, name, None), getattr(after, name, None)):
             yield f"{counted(new, text)} during the test"
     for name, text in _GPU_STATES.items():
         if getattr(after, name) and not getattr(before, name):
             yield text
-    throttle = [reason for reason in after.throttle if reason not in before.throttle]
-    if throttle:
+    if throttle := [reason for reason in after.throttle if reason not in before.throttle]:
         yield f"slows down ({', '.join(throttle)})"
     for part, name, limit_name in _GPU_TEMPERATURES:
         limit, degrees = getattr(after, limit_name), getattr(after, name)
@@ -238,17 +214,14 @@ def smoke(
 
 
 class _SmokeRun:
-    """The search, the control tests, and the document of one run.
-
-    controls:       suspect -> the result of another engine, in a sentence
-    common_control: the result of another engine on all nodes, if no test passed
-    """
+    """The search, the control tests, and the document of one run."""
 
     def __init__(self, nodes: Participants) -> None:
         self.nodes, self.task, self.channels = nodes, nodes.task, nodes.channels
         self.knowledge = Knowledge()
         self.rounds = TestRounds(nodes, self.knowledge)
-        self.controls: dict[SmokeSuspect, str] = {}
+        self.controls: dict[SmokeSuspect, str] = {}  # the result of another engine in a sentence
+        # The result of another engine on all nodes, if no test passed.
         self.common_control = self.control_engine = self.stopped = ""
         self.networks: dict[str, RankNetwork] = {}
         self.slow_networks: dict[str, tuple[str, ...]] = {}
@@ -277,8 +250,9 @@ class _SmokeRun:
             self.stopped = f"the budget of {task.options.budget} s was over in round {number}"
             doubts, untested = len(self.knowledge.doubts), len(self.knowledge.result().untested)
             if doubts:
-                counted_doubts = counted(doubts, "suspect was", "suspects were")
-                self.stopped += f": {counted_doubts} not confirmed"
+                self.stopped += (
+                    f": {counted(doubts, 'suspect was', 'suspects were')} not confirmed"
+                )
             elif untested:
                 self.stopped += f": {counted(untested, 'node')} without a result"
             self.nodes.tell(self.stopped)
@@ -286,9 +260,7 @@ class _SmokeRun:
     def _tell_start(self) -> None:
         choice, names = self.nodes.choice, self.nodes.names
         ranks = sorted({self._rank_count(name) for name in names})
-        ranks_text = (
-            counted(ranks[0], "rank") if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]} ranks"
-        )
+        ranks_text = f"{ranks[0]} to {ranks[-1]} ranks" if ranks[1:] else counted(ranks[0], "rank")
         if choice.fallback_reason:
             self.nodes.tell(f"engine {choice.name}: {choice.fallback_reason}")
         self.nodes.tell(
@@ -297,12 +269,10 @@ class _SmokeRun:
         )
 
     def _rank_count(self, name: str) -> int:
-        return self.rounds.ranks_of(Test(0, ALONE, (name,)), self.nodes.choice.kind)[1]
+        return self.rounds.ranks_of(Test(0, "alone", (name,)), self.nodes.choice.kind)[1]
 
     def control(self) -> None:
-        """Repeat failed tests with another engine on the same nodes, to distinguish a faulty
-        library from a faulty path.
-        """
+        """Repeat failed tests with another engine: is the library faulty, or the path?"""
         kind, lost = self.nodes.choice.control, {*self.channels.lost}
         if kind is None or self.stopped:
             return
@@ -312,7 +282,7 @@ class _SmokeRun:
             waiting[None] = tuple(name for name in self.nodes.names if name not in lost)
         else:
             minimum = 2 if kind[0] == PAIRS else 1
-            suspects = [s for s in self.knowledge.result().suspects if s.kind != SCALE]
+            suspects = [s for s in self.knowledge.result().suspects if s.kind != knowledge.SCALE]
             waiting |= {s: self._failed_nodes(s, minimum) for s in suspects[:_MAX_CONTROLS]}
         waiting = {cause: names for cause, names in waiting.items() if names}
         while waiting:
@@ -321,7 +291,7 @@ class _SmokeRun:
                 # A node has one order at a time.
                 if not {*names} & {name for test in tests.values() for name in test.nodes}:
                     number = self.rounds.last + len(tests) + 1
-                    tests[suspect] = Test(number, CONTROL, names)
+                    tests[suspect] = Test(number, "control", names)
             try:
                 outcomes = self.rounds.run([*tests.values()], kind)
             except OutOfTime:
@@ -341,14 +311,16 @@ class _SmokeRun:
         tests = [
             test.nodes
             for test, outcome in self.knowledge.finished
-            if not (outcome.ok or outcome.lost or test.purpose == SWEEP)
+            if not (outcome.ok or outcome.lost or test.purpose == "sweep")
             and len(test.nodes) >= minimum
             and {*suspect.nodes} <= {*test.nodes}
             and not self.channels.lost.keys() & {*test.nodes}
         ]
         return min(tests, key=len, default=())
 
-    def _contrast(self, test: Test, outcome: SmokeOutcome, kind: Kind) -> str:
+    def _contrast(
+        self, test: Test, outcome: knowledge.SmokeOutcome, kind: participants.Kind
+    ) -> str:
         """What a test with another engine proves, in a sentence; "": nothing."""
         if outcome.lost:
             return ""
@@ -358,9 +330,8 @@ class _SmokeRun:
         place = "on the same nodes" if len(test.nodes) > 1 else "on the same node"
         if not outcome.ok:
             return f"{engine} fails {place}, too: the path ({outcome.cause}) [{test.number}]"
-        library = "NCCL or the network that it uses"
-        if is_plain:
-            library = _LIBRARIES[self.nodes.choice.kind[0]]
+        network = "NCCL or the network that it uses"
+        library = _LIBRARIES[self.nodes.choice.kind[0]] if is_plain else network
         return f"{engine} passes {place}: the path is good, {library} is not [{test.number}]"
 
     # --- The end.
@@ -378,11 +349,15 @@ class _SmokeRun:
         suspects = [replace(s, evidence=self._evidence(s)) for s in result.suspects]
         blamed = {name for suspect in suspects for name in suspect.blamed}
         slow = below_floor(self.knowledge.finished, task.policies, blamed)
-        suspects += [SmokeSuspect(NODE, (name,), (), evidence) for name, evidence in slow.items()]
+        suspects += [
+            SmokeSuspect(knowledge.NODE, (name,), (), evidence) for name, evidence in slow.items()
+        ]
         blamed |= slow.keys()
         self.networks = document.network_of_nodes(self.knowledge.finished)
         for name, evidence in document.unexpected(self.networks, task.policies).items():
-            suspects += [] if name in blamed else [SmokeSuspect(NODE, (name,), (), evidence)]
+            suspects += (
+                [] if name in blamed else [SmokeSuspect(knowledge.NODE, (name,), (), evidence)]
+            )
             blamed.add(name)
         observed = {
             name: snapshots[0].subjects.get("rdma")
@@ -392,24 +367,18 @@ class _SmokeRun:
         hcas = {n: rdma.nccl_ib_hca for n, rdma in observed.items() if isinstance(rdma, Rdma)}
         self.slow_networks = document.warnings(self.networks, hcas)
         return document.SmokeReport(
-            started=started,
-            finished=utc_now(),
-            complete=not task.transport.interrupted,
-            engine=choice.name,
-            proves=choice.proves,
-            control=self.control_engine,
-            budget_s=task.options.budget,
-            tests=result.tests,
+            started, utc_now(), complete=not task.transport.interrupted, engine=choice.name,
+            proves=choice.proves, control=self.control_engine, budget_s=task.options.budget,
+            tests=result.tests, rounds=self.rounds.count, suspects=tuple(suspects),
             single_node_tests=sum(len(test.nodes) == 1 for test, _ in self.knowledge.finished),
-            rounds=self.rounds.count,
             nodes=tuple(self._node(name, blamed, result) for name in task.policies),
-            suspects=tuple(suspects),
-            links=links(self.knowledge.finished, task.policies),
-            stopped=self.stopped,
+            links=links(self.knowledge.finished, task.policies), stopped=self.stopped,
             environment=self.nodes.findings,
-        )
+        )  # fmt: skip
 
-    def _node(self, name: str, blamed: set[str], result: SearchResult) -> document.SmokeNode:
+    def _node(
+        self, name: str, blamed: set[str], result: knowledge.SearchResult
+    ) -> document.SmokeNode:
         nodes = self.nodes
         status, reason, gap = self._status(name, blamed, result)
         snapshots = nodes.snapshots(name)
@@ -452,7 +421,7 @@ class _SmokeRun:
         return tuple(filter(None, texts))
 
     def _status(
-        self, name: str, blamed: set[str], result: SearchResult
+        self, name: str, blamed: set[str], result: knowledge.SearchResult
     ) -> tuple[str, str, Gap | None]:
         """A node's status; why it was not tested; its gap, if it gave no answer or was lost."""
         probed, lost = self.nodes.before.get(name), self.channels.lost.get(name)
@@ -483,31 +452,27 @@ def collective_proofs(smoke_report: document.SmokeReport) -> dict[str, ProvedCol
             peers = join_first((peer for peer in suspect.nodes if peer != name), ", ")
             start = {
                 PAIR: f"with {peers}: ",
-                GPU: f"GPU {list_numbers([*suspect.gpus])}: " if suspect.gpus else "",
-                SCALE: f"only together with {peers}: ",
+                knowledge.GPU: f"GPU {join_names(suspect.gpus, 99)}: " if suspect.gpus else "",
+                knowledge.SCALE: f"only together with {peers}: ",
             }.get(suspect.kind, "")
             evidence.setdefault(name, []).append(start + "; ".join(suspect.evidence))
     rows = {}
     for node in smoke_report.nodes:
         is_out = node.status in (document.UNTESTED, document.UNREACHABLE)
         reason = (node.absence or "not tested") if is_out else smoke_report.stopped
+        no_engine = not smoke_report.engine and reason.startswith(participants.MISSING_ENGINE)
         rows[node.name] = ProvedCollective(
-            nodes=len(smoke_report.nodes),
-            engine=smoke_report.engine,
-            proves=smoke_report.proves,
-            against=tuple(evidence.get(node.name, ())),
-            untested=reason,
-            lacking=is_out and not smoke_report.engine and reason.startswith(MISSING_ENGINE),
-            warnings=node.warnings,
+            len(smoke_report.nodes), smoke_report.engine, smoke_report.proves,
+            against=tuple(evidence.get(node.name, ())), untested=reason,
+            lacking=is_out and no_engine, warnings=node.warnings,
             network=document.describe(node.network, node.interface, node.hcas, node.gdr),
-        )
+        )  # fmt: skip
     return rows
 
 
 # --- The run of `nodeready smoke`: the nodes of its options, and what the memory keeps of it.
 
-#: Seconds of the budget to end the processes that still run on the nodes, and to report.
-_RESERVE_S = 3
+_RESERVE_S = 3  # seconds of the budget to end what still runs on the nodes, and to report
 
 
 def run(
@@ -522,17 +487,12 @@ def run(
         if inventory is not None:
             raise Refused("--job: with an INVENTORY, add --via srun")
         options = replace(options, via="srun")
-    nodes = targets.select_targets(
-        inventory, options, settings, job=job, tell=tell.note, works=True
-    )
+    how: dict[str, Any] = {"job": job, "tell": tell.note, "works": True}
+    nodes = targets.select_targets(inventory, options, settings, **how)
     with nodes.transport as transport:
-        task = SmokeTask(
-            transport=transport,
-            policies=nodes.policies,
-            deadline=time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4),
-            inventory_addresses=given_addresses(nodes.inventory) if nodes.inventory else {},
-            options=options,
-        )
+        deadline = time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4)
+        addresses = given_addresses(nodes.inventory) if nodes.inventory else {}
+        task = SmokeTask(transport, nodes.policies, deadline, addresses, options)
         report = smoke(
             task, tell.note, tell.progress, lambda names: ask_password(transport, names, tell)
         )

@@ -18,22 +18,16 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, pairwise
 
 from nodeready.runs.smoke.knowledge import (
-    ALONE,
-    CONFIRM,
-    CONTROL,
     GPU,
-    GROUP,
-    HALF,
-    MERGE,
     NODE,
     PAIR,
     SCALE,
-    SWEEP,
     Hunt,
     Knowledge,
     SearchResult,
     SmokeOutcome,
     Steps,
+    Sweep,
     Test,
     Trial,
     TrialRequest,
@@ -47,7 +41,6 @@ from nodeready.runs.smoke.knowledge import (
     split_groups,
     with_cause,
 )
-from nodeready.runs.smoke.sweep import Sweep
 
 #: Yields a round of tests, is sent their outcomes by number, returns the result.
 Search = Generator["list[Test]", "Mapping[int, SmokeOutcome]", SearchResult]
@@ -93,8 +86,7 @@ class _FaultSearch:
     full: bool
     knowledge: Knowledge
     tests_alone: bool
-    # Nodes that passed together; other nodes are tested beside them.
-    good: list[str] = field(default_factory=list)
+    good: list[str] = field(default_factory=list)  # passed together; others are tested beside
     # A good node -> the number of the group in which it passed.
     group_of: dict[str, int] = field(default_factory=dict)
     # The nodes of the largest group; the figures of a good group.
@@ -143,14 +135,13 @@ class _FaultSearch:
                 if not outcome.barred:
                     knowledge.finished.append(Trial(test, outcome))
                 lost = {name for name in outcome.lost if name in knowledge.positions}
-                for name in lost - self.knowledge.lost:
-                    reason = f"its connection ended in test {test.number}"
-                    knowledge.suspect(NODE, [name], reason)
+                for name in lost - knowledge.lost:
+                    knowledge.suspect(NODE, [name], f"its connection ended in test {test.number}")
                 lost |= {*outcome.barred}
-                self.knowledge.lost |= lost
+                knowledge.lost |= lost
                 if not lost & {*test.nodes}:
                     trials[index] = Trial(test, outcome)
-                elif test.purpose != SWEEP:
+                elif test.purpose != "sweep":
                     nodes = tuple(name for name in test.nodes if name not in lost)
                     fillers = request.fillers and 1
                     waiting.append((index, replace(request, nodes=nodes, fillers=fillers)))
@@ -173,9 +164,9 @@ class _FaultSearch:
         number = len(knowledge.finished)
         for index, request in waiting:
             nodes = [name for name in request.nodes if name not in self.knowledge.lost]
-            is_sweep = request.purpose == SWEEP
+            is_sweep = request.purpose == "sweep"
             seats: set[object] = {*enumerate(nodes)} if is_sweep else {*nodes}
-            minimum = 0 if request.purpose == ALONE else max(0, 2 - len(nodes))
+            minimum = 0 if request.purpose == "alone" else max(0, 2 - len(nodes))
             if not nodes or (minimum and not request.fillers):
                 continue
             if busy & seats:
@@ -216,7 +207,7 @@ class _FaultSearch:
                 ready = [(hunt, [*islice(trials, len(requests))]) for hunt, requests in live]
 
     def _all_steps(self) -> Steps[None]:
-        trials = yield [TrialRequest(ALONE, (name,)) for name in self.nodes if self.tests_alone]
+        trials = yield [TrialRequest("alone", (name,)) for name in self.nodes if self.tests_alone]
         failed = [trial for trial in trials if trial and not trial.outcome.ok]
         yield from self._together(self._faulty_gpus(t.test.nodes[0], t) for t in failed)
         live = self._live()
@@ -241,16 +232,16 @@ class _FaultSearch:
         knowledge, numbers = self.knowledge, self.gpus.get(node, ())
         count = len(numbers)
         chosen = [(gpu,) for gpu in numbers] if count > 1 else [()]
-        trials = yield [TrialRequest(ALONE, (node,), gpus=gpus) for gpus in chosen]
+        trials = yield [TrialRequest("alone", (node,), gpus=gpus) for gpus in chosen]
         failed = [trial for trial in trials if trial and not trial.outcome.ok]
         if node in self.knowledge.lost or (count < 2 and not failed):
             return []
         if len(failed) == len(trials):
             evidence = f"alone it fails {cite([first.test])}{with_cause(first.outcome.cause)}; "
-            evidence += (
+            again = (
                 f"each of its {count} GPUs alone does as well" if count > 1 else "so it does again"
             )
-            knowledge.suspect(NODE, [node], f"{evidence} {cite_trials(failed)}")
+            knowledge.suspect(NODE, [node], f"{evidence}{again} {cite_trials(failed)}")
             return []
         for trial in failed:
             (gpu,) = trial.test.gpus[0][1]
@@ -258,7 +249,7 @@ class _FaultSearch:
             knowledge.suspect(GPU, [node], evidence + with_cause(trial.outcome.cause), gpus=[gpu])
         good = [t.test.gpus[0][1][0] for t in trials if t and t.outcome.ok]
         if len(good) > 1:
-            (group,) = yield [TrialRequest(ALONE, (node,), gpus=tuple(good))]
+            (group,) = yield [TrialRequest("alone", (node,), gpus=tuple(good))]
             if group and is_failed(group):
                 evidence = f"its GPUs pass alone, and {len(good)} of them together fail "
                 evidence += f"{cite([group.test])}{with_cause(group.outcome.cause)}"
@@ -270,7 +261,7 @@ class _FaultSearch:
     def _groups(self, live: list[str]) -> Steps[None]:
         groups = split_groups(live)
         self.group_size = max(map(len, groups))
-        trials = yield [TrialRequest(GROUP, tuple(group)) for group in groups]
+        trials = yield [TrialRequest("group", tuple(group)) for group in groups]
         passed = [trial for trial in trials if trial and trial.outcome.ok]
         self.usual_gbps = quartile((trial.outcome.gbps for trial in passed), 3)
         self.usual_ms = quartile((trial.outcome.ms for trial in passed), 1)
@@ -323,7 +314,7 @@ class _FaultSearch:
         for pairs in _round_robin(live, len(live) if len(live) <= 16 else 4):
             if 2 * len(unpaired) <= len(live):
                 break
-            requests = [TrialRequest(HALF, pair) for pair in pairs if {*pair} <= {*unpaired}]
+            requests = [TrialRequest("half", pair) for pair in pairs if {*pair} <= {*unpaired}]
             trials += [trial for trial in (yield requests) if trial]
             good = [[*trial.test.nodes] for trial in trials if trial.outcome.ok]
             paired = {name for pair in good for name in pair}
@@ -337,23 +328,22 @@ class _FaultSearch:
                 evidence = f"each passes alone, together they fail {end}"
                 self.knowledge.suspect(PAIR, live, evidence, _NO_THIRD)
             else:
-                evidence = f"each passes alone, and no two of them together {end}"
-                self.knowledge.suspect(SCALE, live, evidence)
+                self.knowledge.suspect(
+                    SCALE, live, f"each passes alone, and no two of them together {end}"
+                )
         return [], []
 
     def _halve(self, nodes: list[str], mode: str, culprits: Collection[str] = ()) -> Hunt:
         """Halve nodes that fail together, each half beside good nodes."""
         halves = _halves(nodes, culprits)
         # One good node suffices for one node. A slow test is compared with whole groups.
-        fillers = [
-            1 if len(half) == 1 and mode != _SLOW else max(0, self.group_size - len(half))
-            for half in halves
-        ]
+        fillers = [max(0, self.group_size - len(half)) for half in halves]
+        if mode != _SLOW:
+            fillers = [1 if len(h) == 1 else n for h, n in zip(halves, fillers, strict=True)]
         trials: Trials = []
+        requests = [TrialRequest("half", (*h,), n) for h, n in zip(halves, fillers, strict=True)]
         for _ in range(_REPEATS if mode == _FLAKY else 1):
-            trials = yield [
-                TrialRequest(HALF, tuple(half), n) for half, n in zip(halves, fillers, strict=True)
-            ]
+            trials = yield requests
             if any(map(self._is_bad, trials)):
                 break
         hunts: list[Hunt] = []
@@ -384,18 +374,18 @@ class _FaultSearch:
             excluded = knowledge.excluded()
             firsts = {node: trial for node, trial in firsts.items() if node not in excluded}
             rows = ((node, frozenset(trial.test.nodes)) for node, trial in firsts.items())
-            requests = [TrialRequest(CONFIRM, (node,), 1, avoid) for node, avoid in rows]
+            requests = [TrialRequest("confirm", (node,), 1, avoid) for node, avoid in rows]
             seconds = dict(zip(firsts, (yield requests), strict=True))
             all_peers = set[str]()
             for node, first in firsts.items():
                 tests = [trial.test for trial in (first, seconds[node]) if trial]
                 all_peers |= {name for test in tests for name in test.nodes} - {node}
-            controls = yield [TrialRequest(CONTROL, knowledge.sorted(all_peers))]
+            controls = yield [TrialRequest("control", knowledge.sorted(all_peers))]
             if not any(map(is_failed, controls)):
                 break
             # A good node has become faulty: find it, and repeat the tests without it.
             yield from self._merge([[name] for name in self.good])
-            again = yield [TrialRequest(CONFIRM, (node,), 1) for node in firsts]
+            again = yield [TrialRequest("confirm", (node,), 1) for node in firsts]
             firsts = {trial.test.nodes[0]: trial for trial in again if trial and is_failed(trial)}
         else:
             seconds = {}
@@ -419,7 +409,7 @@ class _FaultSearch:
         nodes = self.knowledge.sorted(self.confirmed.keys() - self.knowledge.lost)
         if len(nodes) < len(self.good):
             return
-        trials = yield [TrialRequest(CONFIRM, pair) for pair in pairwise(nodes)]
+        trials = yield [TrialRequest("confirm", pair) for pair in pairwise(nodes)]
         if any(trial and trial.outcome.ok for trial in trials):
             suspects = self.knowledge.suspects
             self.knowledge.remove(s for s in suspects if s.kind == NODE and s.nodes[0] in nodes)
@@ -438,7 +428,7 @@ class _FaultSearch:
         end = yield from self._shortest(order, low)
         second, before = order[end - 1], order[: end - 1]
         first = before[(yield from self._shortest(before, 0, (second,))) - 1]
-        (pair,) = yield [TrialRequest(CONFIRM, (first, second))]
+        (pair,) = yield [TrialRequest("confirm", (first, second))]
         if is_failed(pair):
             return (yield from self._explain_pair(first, second))
         # A node that was lost meanwhile may have been the cause.
@@ -451,15 +441,14 @@ class _FaultSearch:
         high = len(order)
         while high - low > 1:
             middle = (low + high) // 2
-            (trial,) = yield [TrialRequest(CONFIRM, (*order[:middle], *following))]
+            (trial,) = yield [TrialRequest("confirm", (*order[:middle], *following))]
             low, high = (low, middle) if is_failed(trial) else (middle, high)
         return high
 
     def _majority(self, groups: list[list[str]]) -> Steps[list[list[str]]]:
         """The groups that pass with one of them, if they have most of the nodes; else none.
 
-        Each group passed by itself, so either part may be the faulty one: only a minority may be
-        suspected.
+        Each group passed by itself: either part may be faulty, and only a minority is suspected.
         """
         remaining = groups
         for _ in range(_MAX_BASES):
@@ -467,7 +456,7 @@ class _FaultSearch:
                 break
             base, *peers = remaining
             bases = cycle(base)
-            trials = yield [TrialRequest(CONFIRM, (next(bases), *group)) for group in peers]
+            trials = yield [TrialRequest("confirm", (next(bases), *group)) for group in peers]
             pairs = zip(peers, trials, strict=True)
             passed = [group for group, trial in pairs if trial and trial.outcome.ok]
             if 2 * sum(map(len, [base, *passed])) > sum(map(len, groups)):
@@ -490,9 +479,9 @@ class _FaultSearch:
         pairs = zip(peers, peers[::-1], strict=True)
         edges = [edge for peer, other in pairs for edge in ((first, peer), (other, second))]
         pair, control, *trials = yield [
-            TrialRequest(CONFIRM, (first, second)),
-            TrialRequest(CONTROL, tuple(peers)),
-            *(TrialRequest(CONFIRM, edge) for edge in edges),
+            TrialRequest("confirm", (first, second)),
+            TrialRequest("control", tuple(peers)),
+            *(TrialRequest("confirm", edge) for edge in edges),
         ]
         if {first, second} & self.knowledge.lost:
             return True
@@ -514,7 +503,7 @@ class _FaultSearch:
         excluded = self.knowledge.excluded()
         doubted = [trial.test.nodes for trial in [*failed[first], *failed[second]]]
         again = [nodes for nodes in doubted if not {*nodes} & excluded]
-        doubtful = yield [TrialRequest(CONFIRM, nodes) for nodes in again]
+        doubtful = yield [TrialRequest("confirm", nodes) for nodes in again]
         passed = [trial for trial in trials if trial and trial.outcome.ok]
         for trial in [pair, *doubtful]:
             if trial and is_failed(trial):
@@ -542,11 +531,11 @@ class _FaultSearch:
             self.good = [*knowledge.sorted(self.group_of)]
             if len(groups) < 2:
                 break
-            (trial,) = yield [TrialRequest(MERGE, tuple(self.good))]
+            (trial,) = yield [TrialRequest("merge", tuple(self.good))]
             if trial is None or trial.outcome.ok:
                 break
             order = trial.test.nodes
-            (again,) = yield [TrialRequest(MERGE, order)]
+            (again,) = yield [TrialRequest("merge", order)]
             first_group = self.group_of[order[0]]
             beyond = (n for n, name in enumerate(order) if self.group_of[name] != first_group)
             low = next(beyond, 1)
@@ -571,7 +560,7 @@ class _FaultSearch:
         while len(gpus) > 1:
             middle = (len(gpus) + 1) // 2
             halves = [gpus[:middle], gpus[middle:]]
-            trials = yield [TrialRequest(CONFIRM, (node,), 1, gpus=tuple(h)) for h in halves]
+            trials = yield [TrialRequest("confirm", (node,), 1, gpus=tuple(h)) for h in halves]
             failed = [(half, t) for half, t in zip(halves, trials, strict=True) if is_failed(t)]
             if len(failed) != 1 or None in trials or node in self.knowledge.lost:
                 return []
@@ -598,7 +587,7 @@ class _FaultSearch:
                 knowledge.doubts.pop(node, None)
                 continue
             pairs = [(node, peer) for peer in peers]
-            evidence = yield from retry_alternately(pairs, tuple(peers), CONFIRM, mode == _FLAKY)
+            evidence = yield from retry_alternately(pairs, tuple(peers), "confirm", mode == _FLAKY)
             knowledge.doubts.pop(node, None)
             if evidence:
                 knowledge.suspect(NODE, [node], evidence, f"first seen {cite([first.test])}")
@@ -613,7 +602,6 @@ def search(
     tests_alone: bool = True,
 ) -> Search:
     """Search among these nodes, in the inventory's order.
-
     gpus:      node -> the numbers of its ranks' GPUs; none: ranks without GPUs
     full:      all pairs in the sweep, not only ring and skips
     knowledge: filled during the search, for a caller that stops before its end

@@ -134,13 +134,9 @@ PATH = "/var/crash/core.sh.42.n1.1700000000"
 WHOLE = {"path": PATH, "size_bytes": 471040, "whole_bytes": 471040, "frames": 3}
 GONE = {"path": "", "size_bytes": 0, "whole_bytes": None, "frames": 0}
 GOOD = ProvedCore(
-    pattern=WANT.core_pattern,
-    dumped=True,
-    expected=PATH,
-    directory=PLACE,
-    gdb="/usr/bin/gdb",
+    pattern=WANT.core_pattern, dumped=True, expected=PATH, directory=PLACE, gdb="/usr/bin/gdb",
     **WHOLE,
-)
+)  # fmt: skip
 NONE = replace(GOOD, dumped=False, **GONE)
 PIPED = replace(NONE, dumped=True, directory=None, expected="")
 HANDLER = {"pattern": PIPE, "handler": "/usr/lib/systemd/systemd-coredump"}

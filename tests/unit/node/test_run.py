@@ -64,11 +64,9 @@ def script(tmp_path):
 def started(*command: str, options=(), env=None, python=sys.executable, **more):
     """A supervisor in a group of its own, as torchrun starts it; ended with all of its own."""
     job = subprocess.Popen(
-        words(*command, options=options, python=python),
-        env=env or environment(),
-        start_new_session=True,
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **more},
-    )
+        words(*command, options=options, python=python), env=env or environment(),
+        start_new_session=True, **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **more},
+    )  # fmt: skip
     try:
         yield job
     finally:
@@ -185,12 +183,12 @@ def test_lines_are_written_in_pieces_that_a_pipe_takes_at_once():
 def test_a_block_is_written_in_one_piece(pieces, whole):
     blocks = supervisor.BlockCutter()
     assert [block for piece in pieces for block in blocks.add(piece, 0.0)] == whole
-    assert not blocks.unfinished
+    assert not blocks.held
     # One without its end is written after a while.
     assert list(blocks.add(b"\x1enodeready-block 9\nab", 1.0)) == []
     assert blocks.overdue(0.9 + supervisor.UNFINISHED_S) == b""
     assert blocks.overdue(1.0 + supervisor.UNFINISHED_S) == b"ab"
-    assert not blocks.unfinished
+    assert not blocks.held
 
 
 def test_ranks_that_share_a_pipe_tear_neither_lines_nor_blocks(script):
@@ -611,11 +609,9 @@ def test_the_command_is_the_file_and_imports_no_engine(script):
     path = script("import os; print(os.environ['PATH'], 'pyinfra' in os.environ)")
     odd = "relative:" + os.environ["PATH"]
     argv = [
-        sys.executable,
-        *["-X", "importtime", "-m", "nodeready", "run", "--"],
-        sys.executable,
+        sys.executable, *["-X", "importtime", "-m", "nodeready", "run", "--"], sys.executable,
         path,
-    ]
+    ]  # fmt: skip
     done = subprocess.run(argv, env=environment(PATH=odd), capture_output=True, check=False)
     assert done.stdout.decode() == f"[{NODE}:3] {odd} False\n"
     engines = ("pyinfra", "gevent", "nodeready.agent.run")

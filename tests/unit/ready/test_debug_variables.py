@@ -31,14 +31,12 @@ ALWAYS = {"NCCL_DEBUG": "WARN", "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "
 PIPE = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"/dev/shm/nodeready-{WORD}-"}
 #: Variables by the words of the rows.
 NAMED = {
-    "PIPE": PIPE,
-    "DUMP": {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", **PIPE},
-    "OLD": {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"},
-    "NEW": {"TORCH_FR_BUFFER_SIZE": "2000"},
+    "PIPE": PIPE, "DUMP": {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", **PIPE},
+    "OLD": {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}, "NEW": {"TORCH_FR_BUFFER_SIZE": "2000"},
     "CUDA": {"CUDA_LAUNCH_BLOCKING": "1"},
     "AMD": {"HIP_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3"},
     "UNSAFE": {"CUDA_LAUNCH_BLOCKING": None},
-}
+}  # fmt: skip
 
 
 def named(words):

@@ -7,15 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from nodeready.runs.smoke.knowledge import (
-    ALONE,
-    SCALE,
-    SWEEP,
-    Knowledge,
-    SearchResult,
-    SmokeOutcome,
-    Test,
-)
+from nodeready.runs.smoke.knowledge import SCALE, Knowledge, SearchResult, SmokeOutcome, Test
 from nodeready.runs.smoke.search import search
 
 GBPS, MS = 90.0, 2.0
@@ -70,10 +62,10 @@ class Fleet:
         inside = {*test.nodes}
         if test.number == self.once:
             return "timed out"
-        if test.purpose == ALONE:
+        if test.purpose == "alone":
             return self.cause_alone(test)
         bad = inside.intersection(self.bad)
-        if test.purpose != SWEEP:
+        if test.purpose != "sweep":
             chosen = dict(test.gpus)
             bad |= {n for n, gpu in self.rails if n in inside and gpu in chosen.get(n, (gpu,))}
         bad |= {n for n in inside & self.freezes.keys() if self.count[n] > self.freezes[n]}
@@ -89,7 +81,7 @@ class Fleet:
         }
         if any({*pair} in ring for pair in self.ring_pairs):
             return "timed out"
-        if test.purpose == SWEEP:
+        if test.purpose == "sweep":
             gone = test.nodes[1] in self.unreached or test.nodes in self.paths
             return "refused" if gone else ""
         if any(0 < len(inside & {*one}) < len(inside) for one in self.sets):
@@ -130,7 +122,7 @@ class Fleet:
         if cause:
             said = tuple(self.says[n] or n for n in test.nodes if n in self.says)
             return SmokeOutcome(False, cause, culprits=said)
-        sweep = zip(test.nodes, (0, 1), strict=True) if test.purpose == SWEEP else ()
+        sweep = zip(test.nodes, (0, 1), strict=True) if test.purpose == "sweep" else ()
         lossy = any(self.drops.get(node) == place for node, place in sweep)
         again = self.chance.choice((2, 3, 4, 5) if lossy else (0, 0, 0, 1))
         return SmokeOutcome(True, "", *self.figures(test), retransmits=again)
@@ -145,9 +137,9 @@ class Fleet:
             self.numbers.add(test.number)
             assert len({*test.nodes}) == len(test.nodes)
             assert not self.gone & {*test.nodes}
-            assert (len(test.nodes) == 1) == (test.purpose == ALONE)
-            assert test.purpose != SWEEP or len(test.nodes) == 2
-            mine = {*enumerate(test.nodes)} if test.purpose == SWEEP else {*test.nodes}
+            assert (len(test.nodes) == 1) == (test.purpose == "alone")
+            assert test.purpose != "sweep" or len(test.nodes) == 2
+            mine = {*enumerate(test.nodes)} if test.purpose == "sweep" else {*test.nodes}
             assert not seats & mine
             seats |= mine
 
@@ -156,11 +148,9 @@ class Fleet:
         for that purpose, what it knows then.
         """
         running = search(
-            self.nodes,
-            dict.fromkeys(self.nodes, range(self.gpus)),
-            full=full,
+            self.nodes, dict.fromkeys(self.nodes, range(self.gpus)), full=full,
             knowledge=self.knowledge,
-        )
+        )  # fmt: skip
         tests = next(running)
         while True:
             if tests[0].purpose == until or len(self.rounds) == rounds:

@@ -3,7 +3,7 @@
 from nodeready.agent.smoke.orders import RankNetwork
 from nodeready.core.policy import Policy
 from nodeready.runs.smoke.document import describe, network_of_nodes, of_node, unexpected, warnings
-from nodeready.runs.smoke.knowledge import ALONE, CONTROL, GROUP, SmokeOutcome, Test
+from nodeready.runs.smoke.knowledge import SmokeOutcome, Test
 from tests.cases import read_table, with_table
 
 NETWORKS = {name: RankNetwork(*row) for name, row in read_table(__file__, "NETWORKS").items()}
@@ -57,9 +57,12 @@ def test_a_nodes_ranks_count_as_their_slowest():
 
 def test_the_test_between_nodes_tells_about_gpudirect_and_another_engine_nothing():
     results = [
-        (Test(1, GROUP, ("a", "b")), SmokeOutcome(True, networks=(("a", DIRECT), ("b", STAGED)))),
-        (Test(2, ALONE, ("a",)), SmokeOutcome(True, networks=(("a", IB),))),
-        (Test(3, CONTROL, ("b",)), SmokeOutcome(True, networks=(("b", GLOO),))),
+        (
+            Test(1, "group", ("a", "b")),
+            SmokeOutcome(True, networks=(("a", DIRECT), ("b", STAGED))),
+        ),
+        (Test(2, "alone", ("a",)), SmokeOutcome(True, networks=(("a", IB),))),
+        (Test(3, "control", ("b",)), SmokeOutcome(True, networks=(("b", GLOO),))),
     ]
     assert network_of_nodes(results) == {"a": DIRECT, "b": STAGED}
 

@@ -22,7 +22,7 @@ from nodeready.core.outcome import FAILED, Gap, Outcome
 from nodeready.core.policy import Policy
 from nodeready.runs.ready.mesh import Owners
 from nodeready.runs.smoke.document import LinkBandwidth, below_floor, links
-from nodeready.runs.smoke.knowledge import ALONE, CONTROL, GROUP, SWEEP, SmokeOutcome, Test
+from nodeready.runs.smoke.knowledge import SmokeOutcome, Test
 from nodeready.runs.smoke.outcomes import collective_outcome, pair_outcome, pairs_outcome
 from nodeready.runs.smoke.participants import choose, idle_gpus, limit_s
 from nodeready.runs.smoke.run import regressions
@@ -41,7 +41,7 @@ def rows(section: str) -> list[Any]:
 # --- Tests of several ranks, two on each node.
 
 NAMES = ("gpu01", "gpu02", "gpu03", "gpu04")
-TEST = Test(7, GROUP, NAMES)
+TEST = Test(7, "group", NAMES)
 STUCK = {"phase": "all_reduce"}
 
 
@@ -107,7 +107,7 @@ def test_a_rank_with_a_gpu_is_called_by_it_in_every_test():
     assert outcome.cause == "gpu03 GPU 5: wrong product"
     order = replace(orders(gpus=(3, 5))["gpu03"], first=0, world=2)
     answer = CollectiveAnswer(7, "", (rank(0), rank(1, mismatch="wrong product")))
-    outcome = collective_outcome(Test(7, ALONE, ("gpu03",)), {"gpu03": answer}, {"gpu03": order})
+    outcome = collective_outcome(Test(7, "alone", ("gpu03",)), {"gpu03": answer}, {"gpu03": order})
     assert (outcome.cause, outcome.culprits) == ("gpu03 GPU 5: wrong product", ("gpu03",))
 
 
@@ -141,7 +141,7 @@ def test_the_cause_is_a_short_line_whatever_a_node_says():
 
 # --- Pairs.
 
-PAIR = Test(9, SWEEP, ("gpu01", "gpu02"))
+PAIR = Test(9, "sweep", ("gpu01", "gpu02"))
 OWNERS = Owners({"gpu01": ["10.0.0.1"], "gpu02": ["10.0.0.2"], "gpu03": ["10.0.0.3"]}, {})
 
 
@@ -404,14 +404,14 @@ def test_what_is_unknown_is_no_worse():
 # --- Links.
 
 OUTCOMES = [
-    (Test(1, ALONE, ("a",)), SmokeOutcome(True, gbps=1400.0)),
-    (Test(2, ALONE, ("b",)), SmokeOutcome(True, gbps=700.0)),
-    (Test(3, ALONE, ("c",)), SmokeOutcome(True)),
-    (Test(4, GROUP, ("a", "b")), SmokeOutcome(True, gbps=300.0)),
-    (Test(5, GROUP, ("a", "c")), SmokeOutcome(True, gbps=370.0)),
-    (Test(6, GROUP, ("b", "c")), SmokeOutcome(False, gbps=1.0)),
-    (Test(7, SWEEP, ("a", "b")), SmokeOutcome(True, gbps=2.0)),
-    (Test(8, CONTROL, ("a", "b")), SmokeOutcome(True, gbps=2.0)),
+    (Test(1, "alone", ("a",)), SmokeOutcome(True, gbps=1400.0)),
+    (Test(2, "alone", ("b",)), SmokeOutcome(True, gbps=700.0)),
+    (Test(3, "alone", ("c",)), SmokeOutcome(True)),
+    (Test(4, "group", ("a", "b")), SmokeOutcome(True, gbps=300.0)),
+    (Test(5, "group", ("a", "c")), SmokeOutcome(True, gbps=370.0)),
+    (Test(6, "group", ("b", "c")), SmokeOutcome(False, gbps=1.0)),
+    (Test(7, "sweep", ("a", "b")), SmokeOutcome(True, gbps=2.0)),
+    (Test(8, "control", ("a", "b")), SmokeOutcome(True, gbps=2.0)),
 ]
 FLOORS = dict.fromkeys("abc", Policy(smoke_min_gbps=370, smoke_min_node_gbps=1000))
 
@@ -434,6 +434,6 @@ def test_a_node_that_reaches_the_floor_in_no_test_is_below():
     }
     assert below_floor(OUTCOMES, {}) == {}
     # A suspect's tests say nothing of the others.
-    slow = [(Test(4, GROUP, ("a", "b")), SmokeOutcome(True, gbps=3.0))]
+    slow = [(Test(4, "group", ("a", "b")), SmokeOutcome(True, gbps=3.0))]
     assert {*below_floor(slow, FLOORS)} == {"a", "b"}
     assert below_floor(slow, FLOORS, without=["a"]) == {}

@@ -8,15 +8,11 @@ import re
 import pytest
 
 from nodeready.runs.smoke.knowledge import (
-    ALONE,
-    CONFIRM,
-    CONTROL,
     GPU,
     NODE,
     PAIR,
     REPORT_SHARE,
     SCALE,
-    SWEEP,
     SearchResult,
     SmokeOutcome,
     Test,
@@ -81,7 +77,7 @@ def test_five_bad_nodes_are_named_in_few_tests_through_any_noise(most, seeds):
         bad = choose.sample(nodes, choose.choice((0, 1, 5, 5)))
         noise = choose.choice((0.0, 0.4))
         fleet = Fleet(nodes, bad=tuple(bad), noise=noise, seed=seed)
-        found = fleet.search(until=SWEEP)
+        found = fleet.search(until="sweep")
         assert suspects_of(found) == nodes_named(*bad), seed
         assert found.tests == len(fleet.made("group", "half", "confirm", "merge", "control"))
         # What looks slow is tried once more: 32 more of these 400 seeds at most.
@@ -93,7 +89,7 @@ def test_what_fails_now_and_then_is_named_and_blames_nobody_else():
         fleet, expected = placed(seed, 12 + seed % 12, ("flaky", "freezes", "lossy", "drops"), 1)
         assert suspects_of(fleet.search()) == expected, seed
     # Collectives show it without the pairs.
-    assert suspects_of(Fleet(N[:24], flaky={N[4]: 3}).search(until=SWEEP)) == nodes_named(N[4])
+    assert suspects_of(Fleet(N[:24], flaky={N[4]: 3}).search(until="sweep")) == nodes_named(N[4])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 12, 64, 65, 232])
@@ -104,7 +100,7 @@ def test_a_healthy_fleet_takes_few_tests(count, full):
     found = fleet.search(full=full)
     assert (found.suspects, found.passed, found.untested) == ((), tuple(nodes), ())
     assert found.tests == len(fleet.made("group", "merge")) <= math.sqrt(count) + 2
-    sweeps = [tests for tests in fleet.rounds if tests[0].purpose == SWEEP]
+    sweeps = [tests for tests in fleet.rounds if tests[0].purpose == "sweep"]
     assert found.rounds <= 3 + len(sweeps)
     # All pairs in both directions; of many nodes only those near by, and powers of two away.
     expected = {65: 12, 232: 16}.get(0 if full else len(nodes), len(nodes) - 1)
@@ -130,11 +126,11 @@ def test_a_fault_at_an_awkward_place(faults, expected):
 @pytest.mark.parametrize("number", [2, 3, 7, 14, 15, 16, 39, 231])
 def test_where_only_a_number_of_nodes_is_too_many_nobody_is_named(count, number):
     nodes, bad = names(count), (N[3],)
-    found = Fleet(nodes, limit=min(number, count - 1)).search(until=SWEEP)
+    found = Fleet(nodes, limit=min(number, count - 1)).search(until="sweep")
     assert {suspect.kind for suspect in found.suspects} == {SCALE}
     assert found.untested == ()
     # Beside it, a bad node may be found.
-    found = Fleet(nodes, limit=min(number, count - 2), bad=bad).search(until=SWEEP)
+    found = Fleet(nodes, limit=min(number, count - 2), bad=bad).search(until="sweep")
     assert {s.nodes for s in found.suspects if s.kind != SCALE} <= {bad}
 
 
@@ -174,7 +170,7 @@ def test_what_cannot_be_told_apart_is_said():
 
 @pytest.mark.parametrize("says", [{}, {N[3]: "", N[40]: ""}, {N[3]: N[9], N[40]: N[3]}])
 def test_a_node_that_calls_another_the_culprit_is_not_believed(says):
-    found = Fleet(names(64), bad=(N[3], N[40]), says=says).search(until=SWEEP)
+    found = Fleet(names(64), bad=(N[3], N[40]), says=says).search(until="sweep")
     assert suspects_of(found) == nodes_named(N[3], N[40])
     # Groups, the base, halves, confirmations with their control, the join, all together.
     assert found.tests <= (8 + 1 + 4 + 3 + 1 + 1 if says.get(N[3]) == "" else 34)
@@ -188,7 +184,7 @@ def test_of_two_sides_that_pass_by_themselves_only_the_smaller_is_named_and_all_
     ):
         nodes = names(count)
         sides = [{*nodes[begin : begin + size]}, {*nodes} - {*nodes[begin : begin + size]}]
-        found = Fleet(nodes, sets=(tuple(sides[0]),)).search(until=SWEEP)
+        found = Fleet(nodes, sets=(tuple(sides[0]),)).search(until="sweep")
         small, large = sorted(sides, key=len)
         suspected = {name for one in found.suspects if one.kind != SCALE for name in one.nodes}
         assert suspected in ({*()}, small), (count, begin, size)
@@ -201,7 +197,7 @@ def test_of_two_sides_that_pass_by_themselves_only_the_smaller_is_named_and_all_
 
 def test_a_failure_that_nothing_repeats_is_told_with_all_that_it_was_among():
     fleet = Fleet(names(30), once=31)
-    (suspect,) = fleet.search(until=SWEEP).suspects
+    (suspect,) = fleet.search(until="sweep").suspects
     (test,) = [test for test in fleet.made("group") if test.number == 31]
     assert (suspect.kind, suspect.nodes) == (SCALE, test.nodes)
     assert suspect.evidence[0].startswith("what failed [31]: timed out")
@@ -209,7 +205,7 @@ def test_a_failure_that_nothing_repeats_is_told_with_all_that_it_was_among():
 
 def test_a_search_that_is_stopped_names_whom_it_doubts_and_says_so():
     bad = (N[3], N[17], N[90])
-    whole = Fleet(names(100), bad=bad).search(until=SWEEP).rounds
+    whole = Fleet(names(100), bad=bad).search(until="sweep").rounds
     for rounds in range(1, whole + 1):
         found = Fleet(names(100), bad=bad).search(rounds=rounds)
         for suspect in found.suspects:
@@ -225,25 +221,25 @@ def test_a_search_that_is_stopped_names_whom_it_doubts_and_says_so():
 def test_nothing_else_runs_while_a_slow_node_and_good_ones_take_turns():
     fleet = Fleet(names(30), slow={N[7]: 0.5})
     assert suspects_of(fleet.search()) == nodes_named(N[7])
-    turns = [tests for tests in fleet.rounds if tests[0].purpose == CONFIRM and len(tests) == 1]
+    turns = [tests for tests in fleet.rounds if tests[0].purpose == "confirm" and len(tests) == 1]
     assert len(turns) == 6
     following = [fleet.rounds[fleet.rounds.index(tests) + 1] for tests in turns]
-    assert {(len(tests), tests[0].purpose) for tests in following} == {(1, CONTROL)}
+    assert {(len(tests), tests[0].purpose) for tests in following} == {(1, "control")}
 
 
 def test_a_sweep_leaves_out_accused_nodes_and_tries_both_ways():
     fleet = Fleet(names(70), bad=(N[5],))
     fleet.search()
-    swept = {test.nodes for test in fleet.made(SWEEP)}
+    swept = {test.nodes for test in fleet.made("sweep")}
     assert not any(N[5] in edge for edge in swept)
     assert {edge[::-1] for edge in swept} == swept
-    assert len(fleet.made(ALONE)) == 70
+    assert len(fleet.made("alone")) == 70
 
 
 @with_table("suspect, good, slow")
 def test_slow_is_half_of_the_rate_in_each_turn(suspect, good, slow):
     def turns(nodes: tuple[str, str], rates: tuple[float, ...]) -> list[Trial]:
-        return [Trial(Test(1, SWEEP, nodes), SmokeOutcome(True, gbps=rate)) for rate in rates]
+        return [Trial(Test(1, "sweep", nodes), SmokeOutcome(True, gbps=rate)) for rate in rates]
 
     text = slow_reason(turns(("a", "b"), suspect), turns(("c", "b"), good), REPORT_SHARE)
     assert text.startswith("slow: ") is slow
