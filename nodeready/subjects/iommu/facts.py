@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from nodeready.core import shell
 from nodeready.core.base import Line, Output, Probe, ProbeError, Section, by_path, kernel_arguments
 
 if TYPE_CHECKING:
@@ -385,50 +386,11 @@ _TOOLS = ("update-grub", "grub-mkconfig", "grubby", "grub2-mkconfig")
 def _script(policy: Policy) -> str:
     if policy.iommu_args == ():
         return ":"
-    assignment = "nr_amd=1" if policy.iommu_args else "nr_amd="
-    pattern = (
-        r"^[[:space:]]*(export[[:space:]]+)?GRUB_CMDLINE_LINUX|^[[:space:]]*(set )?[A-Za-z_]+=|"
-        r"^(options|title|default)[[:space:]]|^[[:space:]]*linux(16|efi)?[[:space:]]|"
-        r"^[[:space:]]*(menuentry|submenu|function)[[:space:]]|^[[:space:]]*}|"
-        r"^[[:space:]]*blscfg|^### (BEGIN|END) "
-    )
-    return rf"""
-    {assignment}
-    for nr_dir in /sys/bus/pci/devices/*; do
-        nr_line=
-        {{ read -r nr_line <"$nr_dir/vendor"; }} 2>/dev/null
-        if [ "$nr_line" = {VENDOR} ]; then
-            nr_value device "$nr_dir/device"
-            nr_amd=1
-        fi
-    done
-    if [ -n "$nr_amd" ]; then
-        nr_value cpus /sys/devices/system/cpu/online
-        nr_value live /proc/cmdline
-        while read -r nr_line; do
-            case $nr_line in vendor_id*) printf 'cpu=%s\n' "${{nr_line##* }}"; break ;; esac
-        done </proc/cpuinfo
-        for nr_file in {" ".join(GRUB_CFG)} {ENTRIES}; do
-            if [ -e "$nr_file" ] && [ ! -r "$nr_file" ]; then
-                printf 'unreadable=%s\n' "$nr_file"
-            fi
-            for nr_own in {DEFAULT_GRUB} {GRUB_D}/*nodeready*.cfg; do
-                if [ -f "$nr_file" ] && [ "$nr_file" -nt "$nr_own" ]; then
-                    printf 'newer=%s %s\n' "$nr_own" "$nr_file"
-                fi
-            done
-        done
-        for nr_file in {GRUB_D}/*.cfg; do
-            if [ -e "$nr_file" ]; then printf 'dropin=%s\n' "$nr_file"; fi
-        done
-        nr_have {" ".join(_TOOLS)}
-        grep -asHnE '{pattern}' /etc/os-release {DEFAULT_GRUB} {GRUB_D}/*.cfg \
-            {" ".join(GRUB_CFG)} {ENTRIES}/*.conf {LOADER_CONF} \
-            {" ".join(GRUBENV)} /dev/null
-        nr_exact {DEFAULT_GRUB}
-    fi
-    :
-    """
+    return shell.script(
+        "iommu", NR_AMD="1" if policy.iommu_args else "", VENDOR=VENDOR, ENTRIES=ENTRIES,
+        GRUB_CFG=" ".join(GRUB_CFG), GRUBENV=" ".join(GRUBENV), LOADER_CONF=LOADER_CONF,
+        DEFAULT_GRUB=DEFAULT_GRUB, GRUB_D=GRUB_D, TOOLS=" ".join(_TOOLS),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

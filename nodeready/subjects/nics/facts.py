@@ -39,39 +39,12 @@ _NOT_FOR_PEERS = re.compile(
     r"|tailscale|tunl|vxlan|weave"
 )
 
-# The node's ends of the interfaces of containers and virtual machines, by the names that Docker
-# and CNI plugins give. There can be hundreds, and no check needs them.
-_CONTAINER_ENDS = (
-    "veth[0-9a-f]??????*|cali???????????|lxc[0-9a-f]????*|eni[0-9a-f]??????????"
-    "|gke[0-9a-f]??????????|azv[0-9a-f]??????????|tap*|vnet[0-9]*"
-)
-
 
 def _script(policy: Policy) -> str:
-    policy_names = "|".join(shell.quote(name) for name in rows(policy.nics))
+    named = "|".join(shell.quote(name) for name in rows(policy.nics)) or "''"
     # The names need no quotes: the kernel allows no white space and no slash in them.
     files = " ".join(f"$nr_dir/{name}" for name in _FILES.split())
-    return rf"""
-    nr_ends=0 nr_files=
-    for nr_dir in {nic.NET}/*; do
-        nr_name=${{nr_dir##*/}}
-        case $nr_name in
-        {f"{policy_names}) ;;" if policy_names else ""}
-        {_CONTAINER_ENDS}) nr_ends=$((nr_ends + 1)); continue ;;
-        esac
-        if [ ! -e "$nr_dir/ifindex" ]; then continue; fi
-        nr_files="$nr_files {files}"
-        for nr_upper in "$nr_dir"/upper_*; do
-            if [ ! -e "$nr_upper" ]; then continue; fi
-            printf 'upper=%s %s\n' "$nr_name" "${{nr_upper##*/upper_}}"
-            if [ "$nr_upper" -ef "$nr_dir/master" ]; then
-                printf 'master=%s %s\n' "$nr_name" "${{nr_upper##*/upper_}}"
-            fi
-        done
-    done
-    printf 'ends=%s\n' "$nr_ends"
-    nr_lines raw $nr_files
-    """
+    return shell.script("nics", NET=nic.NET, FILES=files, NAMED=named)
 
 
 @dataclass(frozen=True)
