@@ -168,17 +168,9 @@ def make(
     devices, interfaces = hardware.adapters(hardware.mi300x(), ports, nics)
     hidden = {*missing, *unbound, *unplugged}
     # Class 0x1200 is "processing accelerator", the class of Instinct boards.
-    cards = accelerators(
-        BUSES,
-        vendor="0x1002",
-        device="0x74a1",
-        pci_class="0x120000",
-        driver="amdgpu",
-        speed="32.0 GT/s PCIe",
-        gpus=gpus,
-        unbound=unbound,
-        unplugged=unplugged,
-    )
+    link = ("32.0 GT/s PCIe", 16, "32.0 GT/s PCIe", 16)
+    card = hardware.PciDevice("", "0x1002", "0x74a1", "0x120000", driver="amdgpu", link=link)
+    cards = accelerators(BUSES, card, gpus, unbound, unplugged)
     functions = [*SERVER, *cards, *hardware.pci(devices, interfaces)]
     return Hardware(
         trees={
