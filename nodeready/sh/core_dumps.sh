@@ -1,5 +1,5 @@
 # The place of a crash's core: the kernel's pattern, the directory, what removes cores, the handlers.
-# shellcheck disable=SC2043 # @UNIT_DIRECTORIES@ and @REWRITERS@ are several
+# shellcheck disable=SC2043 # @REWRITERS@ are several
 nr_value live /proc/sys/kernel/core_pattern
 nr_self
 if [ "$nr_self_uid" = 0 ]; then printf 'root=1\n'; fi
@@ -31,7 +31,7 @@ for nr_dir in "$@"; do
 done
 if [ $# != 0 ]; then stat -Lc 'way=%a %u %n' "$@" 2>/dev/null; fi
 if [ -d /run/systemd/system ]; then printf 'systemd=1\n'; fi
-for nr_dir in @UNIT_DIRECTORIES@; do
+for nr_dir in /etc/systemd/system /usr/lib/systemd/system /lib/systemd/system; do
     for nr_unit in @REWRITERS@; do
         if [ -L "$nr_dir/$nr_unit" ] && [ ! "$nr_dir/$nr_unit" -ef /dev/null ]; then
             printf 'unit=%s\n' "$nr_unit"

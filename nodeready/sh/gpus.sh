@@ -20,11 +20,23 @@ for nr_device in /sys/bus/pci/devices/*; do
     nr_class=
     { read -r nr_class <"$nr_device/class"; } 2>/dev/null
     case $nr_class in
-    0x03* | 0x12* | 0x0680*) set -- "$@" @FILES@ ;;
+    # The counters of the port above the GPU, too: it is at the far end of the link.
+    0x03* | 0x12* | 0x0680*)
+        set -- "$@" "$nr_device/vendor" "$nr_device/class" "$nr_device/device" "$nr_device/uevent" \
+            "$nr_device/numa_node" "$nr_device/current_link_width" "$nr_device/max_link_width" \
+            "$nr_device/current_link_speed" "$nr_device/aer_dev_fatal" \
+            "$nr_device/aer_dev_nonfatal" "$nr_device/../aer_dev_fatal" \
+            "$nr_device/../aer_dev_nonfatal"
+        ;;
     esac
     case $nr_class in 0x03* | 0x12*) nr_gpus="$nr_gpus $nr_device" ;; esac
 done
-if [ -n "$nr_gpus" ]; then set -- "$@" @PEER_FILES@; fi
+if [ -n "$nr_gpus" ]; then
+    set -- "$@" /proc/sys/kernel/osrelease /sys/class/infiniband/*/ports/*/rate \
+        /sys/class/infiniband/*/device/iommu_group/type /sys/class/infiniband/*/device/uevent \
+        /sys/module/nvidia_peermem/initstate /sys/module/nv_peer_mem/initstate \
+        /sys/module/gdrdrv/initstate
+fi
 if [ -e /proc/driver/nvidia/version ]; then set -- "$@" /proc/driver/nvidia/version; fi
 if [ -e /sys/module/nvidia/version ]; then set -- "$@" /sys/module/nvidia/version; fi
 # Counters of errors that are 0 are left out.

@@ -19,4 +19,9 @@ else
 fi
 if [ -e /etc/os-release ]; then nr_file=/etc/os-release; else nr_file=/usr/lib/os-release; fi
 @TABLE@
-nr_lines all "$nr_file" @FILES@
+nr_lines all "$nr_file" /proc/sys/kernel/osrelease /proc/sys/kernel/arch /proc/sys/kernel/hostname \
+    /proc/sys/kernel/random/boot_id /proc/sys/kernel/pid_max /proc/sys/kernel/threads-max \
+    /proc/sys/kernel/numa_balancing /proc/sys/fs/file-nr /proc/cmdline /proc/uptime \
+    /proc/loadavg /proc/meminfo /sys/kernel/mm/transparent_hugepage/enabled \
+    /sys/devices/system/cpu/online /sys/devices/system/node/online /sys/fs/selinux/enforce \
+    /sys/module/apparmor/parameters/enabled /etc/timezone /etc/fstab

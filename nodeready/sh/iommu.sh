@@ -29,7 +29,7 @@ if [ -n "$nr_amd" ]; then
     for nr_file in @GRUB_D@/*.cfg; do
         if [ -e "$nr_file" ]; then printf 'dropin=%s\n' "$nr_file"; fi
     done
-    nr_have @TOOLS@
+    nr_have update-grub grub-mkconfig grubby grub2-mkconfig
     grep -asHnE '^[[:space:]]*(export[[:space:]]+)?GRUB_CMDLINE_LINUX|^[[:space:]]*(set )?[A-Za-z_]+=|^(options|title|default)[[:space:]]|^[[:space:]]*linux(16|efi)?[[:space:]]|^[[:space:]]*(menuentry|submenu|function)[[:space:]]|^[[:space:]]*}|^[[:space:]]*blscfg|^### (BEGIN|END) ' /etc/os-release @DEFAULT_GRUB@ @GRUB_D@/*.cfg \
         @GRUB_CFG@ @ENTRIES@/*.conf @LOADER_CONF@ \
         @GRUBENV@ /dev/null

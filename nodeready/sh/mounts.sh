@@ -31,7 +31,9 @@ for nr_row in $nr_table; do
         ;;
     overlay) if [ "$nr_path" = / ]; then nr_kind=local; fi ;;
     esac
-    case $nr_path in @SKIPPED@) nr_kind= ;; esac
+    case $nr_path in /proc/*|/sys/*|/run/user/*|/run/credentials/*|/run/containerd/*|/snap/*| \
+    /run/netns/*|/var/lib/docker/*|/var/lib/containers/*|/var/lib/containerd/*|/var/lib/kubelet/*|/var/lib/lxcfs| \
+    /run/containers/*|/run/crio/*|/run/docker/*|/run/k3s/*|/var/lib/rancher/*) nr_kind= ;; esac
     # A path with a newline could print any line.
     case $nr_path in *\\012*) continue ;; esac
     if [ -n "$nr_wanted" ]; then

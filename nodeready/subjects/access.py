@@ -42,11 +42,6 @@ WRITTEN_FOLDERS = (
 COMPANIONS = {"pdsh": ("pdsh.bin",)}
 #: Maximum programs whose libraries are checked: each costs a process.
 MAX_LOADED = 8
-#: glibc's loader, by machine: it lists a program's libraries and starts nothing (ld.so(8)).
-_LOADERS = (
-    "/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1", "/lib64/ld64.so.2",
-    "/lib/ld-linux-riscv64-lp64d.so.1",
-)  # fmt: skip
 #: The dynamic loader's message about a missing library; the library's name follows.
 UNLOADED = "error while loading shared libraries: "
 
@@ -64,7 +59,7 @@ def _access_script(policy: Policy) -> str:
     paths = (path for folder in folders for path in (*parents(folder)[1:], folder))
     directories = [path for path in dict.fromkeys(paths) if _FOLDER.fullmatch(path)]
     return shell.script(
-        "access", LOADERS=" ".join(_LOADERS), OPEN_FILES=" ".join(OPEN_FILES), UNLOADED=UNLOADED,
+        "access", OPEN_FILES=" ".join(OPEN_FILES), UNLOADED=UNLOADED,
         PROGRAMS=plain, MAX_LOADED=MAX_LOADED, FOLDERS=" ".join(directories),
     )  # fmt: skip
 

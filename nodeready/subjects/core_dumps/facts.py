@@ -13,7 +13,6 @@ from nodeready.core.policy import Policy
 KEY = "kernel.core_pattern"
 #: Services that rewrite core_pattern after the sysctl files: Ubuntu's apport, RHEL 7's abrt.
 REWRITERS = ("apport.service", "abrt-ccpp.service")
-_UNIT_DIRECTORIES = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 _TMPFILES = ("/etc/tmpfiles.d", "/run/tmpfiles.d", "/usr/lib/tmpfiles.d")
 # Highest priority first (coredump.conf(5)).
 _COREDUMP_DIRECTORIES = (
@@ -33,7 +32,7 @@ def core_directory(policy: Policy) -> str:
 def _script(policy: Policy) -> str:
     return shell.script(
         "core_dumps", DIRECTORY=shell.quote(core_directory(policy)),
-        UNIT_DIRECTORIES=" ".join(_UNIT_DIRECTORIES), REWRITERS=" ".join(REWRITERS),
+        REWRITERS=" ".join(REWRITERS),
         COREDUMP=" ".join(_COREDUMP), TMPFILES=" ".join(f"'{parent}/*'" for parent in _TMPFILES),
     )  # fmt: skip
 

@@ -43,17 +43,11 @@ PROGRAMS = (RECORD, PROLOG, HEALTH_CHECK)
 #: What root runs, and what decides what root runs: only root may write these.
 ROOTS = (DIRECTORY, POLICY.rpartition("/")[0], *FILES)
 
-#: The directories of slurm.conf, first that of a configless slurmd, whose file is slurmctld's.
-_SLURM_CONFS = (
-    "/run/slurm/conf", "/etc/slurm", "/etc/slurm-llnl", "/usr/local/etc", "/opt/slurm/etc",
-)  # fmt: skip
-_KEYS = ("prolog", "healthcheckprogram", "healthcheckinterval", "prologepilogtimeout", "include")
-
 
 def _script(policy: Policy) -> str:
     files = " ".join(FILES)
     look = shell.script("gate", FILES=files)
-    conf = shell.script("slurm_conf", DIRECTORIES=" ".join(_SLURM_CONFS), KEYS="|".join(_KEYS))
+    conf = shell.library("slurm_conf")
     if policy.gate:
         state = shell.script(
             "gate_state", PROGRAMS=" ".join(PROGRAMS), FILES=files, ROOTS=" ".join(ROOTS),

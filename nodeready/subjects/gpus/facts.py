@@ -29,12 +29,6 @@ CLASSES = ("0300", "0302", "0380", "1200")
 #: PCI class "other bridge": with NVIDIA's vendor id, an NVSwitch.
 _SWITCH_CLASS = "0680"
 _DEVICES = "/sys/bus/pci/devices"
-# The counters of the port above the GPU, too: it is at the far end of the link.
-_ATTRIBUTES = (
-    "vendor class device uevent numa_node current_link_width max_link_width current_link_speed"
-    " aer_dev_fatal aer_dev_nonfatal ../aer_dev_fatal ../aer_dev_nonfatal"
-)
-
 # A PCI address has colons, so that line numbers would hide where the path ends.
 _LINE = re.compile(
     rf"{_DEVICES}/([0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7])"
@@ -46,13 +40,8 @@ _VERSION = "/proc/driver/nvidia/version"
 _MODULE_VERSION = "/sys/module/nvidia/version"
 
 
-def _script(policy: Policy) -> str:
-    files = " ".join(f'"$nr_device/{name}"' for name in _ATTRIBUTES.split())
-    return shell.script("gpus", FILES=files, PEER_FILES=peers.FILES)
-
-
 # The configuration of a port is at most 14 KiB of text.
-SECTION = Section("pci_gpus", _script, cap_bytes=1 << 20)
+SECTION = Section("pci_gpus", lambda policy: shell.library("gpus"), cap_bytes=1 << 20)
 
 
 def _number(text: str | None) -> int | None:

@@ -12,11 +12,6 @@ from dataclasses import dataclass
 FAST_GBPS = 100.0
 
 _IB = "/sys/class/infiniband"
-FILES = (
-    f"/proc/sys/kernel/osrelease {_IB}/*/ports/*/rate"
-    f" {_IB}/*/device/iommu_group/type {_IB}/*/device/uevent /sys/module/nvidia_peermem/initstate"
-    " /sys/module/nv_peer_mem/initstate /sys/module/gdrdrv/initstate"
-)
 
 
 @dataclass(frozen=True)

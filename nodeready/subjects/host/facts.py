@@ -178,20 +178,11 @@ def _versions(how: str, text: str) -> tuple[tuple[str, str], ...]:
 NUMA_BALANCING = "kernel.numa_balancing"
 THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 _SYS = "/proc/sys"
-_FILES = (
-    f"{_SYS}/kernel/osrelease", f"{_SYS}/kernel/arch", f"{_SYS}/kernel/hostname",
-    f"{_SYS}/kernel/random/boot_id", f"{_SYS}/kernel/pid_max", f"{_SYS}/kernel/threads-max",
-    f"{_SYS}/kernel/numa_balancing", f"{_SYS}/fs/file-nr", "/proc/cmdline", "/proc/uptime",
-    "/proc/loadavg", "/proc/meminfo", THP, "/sys/devices/system/cpu/online",
-    "/sys/devices/system/node/online", "/sys/fs/selinux/enforce",
-    "/sys/module/apparmor/parameters/enabled", "/etc/timezone", mounts.FSTAB,
-)  # fmt: skip
 
 
 def _script(policy: Policy) -> str:
     """The facts in files: one process reads all files except the table of mounts."""
-    table, files = mounts.table_script(policy), " ".join(_FILES)
-    return shell.script("host", VENDOR=VENDOR, TABLE=table, FILES=files)
+    return shell.script("host", VENDOR=VENDOR, TABLE=mounts.table_script(policy))
 
 
 def _slow_script(policy: Policy) -> str:

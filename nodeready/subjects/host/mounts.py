@@ -177,12 +177,6 @@ _NOT_OURS = (
     "fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "fuse.snapfuse", "fuse.squashfuse",
     "fuse.squashfuse_ll", "fuse.fuse-overlayfs",
 )  # fmt: skip
-_SKIPPED = (
-    "/proc/*", "/sys/*", "/run/user/*", "/run/credentials/*", "/run/containerd/*", "/snap/*",
-    "/run/netns/*", "/var/lib/docker/*", "/var/lib/containers/*", "/var/lib/containerd/*",
-    "/var/lib/kubelet/*", "/var/lib/lxcfs", "/run/containers/*", "/run/crio/*", "/run/docker/*",
-    "/run/k3s/*", "/var/lib/rancher/*",
-)  # fmt: skip
 #: MiB, free per cent, free inodes per cent.
 Size = tuple[Optional[int], Optional[float], Optional[float]]
 
@@ -221,7 +215,7 @@ def table_script(policy: Policy) -> str:
 
 def script(policy: Policy) -> str:
     """The shell text about the mounts. It follows `processes_script`, which sets nr_hung."""
-    kinds = {"NOT_OURS": _NOT_OURS, "NETWORK": NETWORK, "LOCAL": LOCAL, "SKIPPED": _SKIPPED}
+    kinds = {"NOT_OURS": _NOT_OURS, "NETWORK": NETWORK, "LOCAL": LOCAL}
     return shell.script(
         "mounts", ROWS=_ROWS, TABLE=TABLE, WANTED=_policy_paths(policy), MARK=MARK,
         PATTERN="|".join(shell.quote(escaped(path)) for path in policy.mounts) or "''",

@@ -380,7 +380,6 @@ OWN_VARIABLE = "nodeready_args"
 
 #: The scripts that write GRUB's entries from GRUB_CMDLINE_LINUX.
 GENERATED = ("10_linux", "10_linux_zfs", "20_linux_xen", "")
-_TOOLS = ("update-grub", "grub-mkconfig", "grubby", "grub2-mkconfig")
 
 
 def _script(policy: Policy) -> str:
@@ -389,7 +388,7 @@ def _script(policy: Policy) -> str:
     return shell.script(
         "iommu", NR_AMD="1" if policy.iommu_args else "", VENDOR=VENDOR, ENTRIES=ENTRIES,
         GRUB_CFG=" ".join(GRUB_CFG), GRUBENV=" ".join(GRUBENV), LOADER_CONF=LOADER_CONF,
-        DEFAULT_GRUB=DEFAULT_GRUB, GRUB_D=GRUB_D, TOOLS=" ".join(_TOOLS),
+        DEFAULT_GRUB=DEFAULT_GRUB, GRUB_D=GRUB_D,
     )  # fmt: skip
 
 

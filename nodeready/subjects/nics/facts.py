@@ -20,17 +20,10 @@ from nodeready.core.settings import rows
 from nodeready.subjects.gpus import kernel_log
 from nodeready.subjects.hardware_log import HardwareLog
 from nodeready.subjects.nics import nic
-from nodeready.subjects.nics.nic import BOND_FILES, Bond, Nic, Route, parse_bonding
+from nodeready.subjects.nics.nic import Bond, Nic, Route, parse_bonding
 
 # --- The probe of all interfaces.
 
-_FILES = (
-    "address carrier carrier_changes duplex flags mtu operstate phys_port_name speed type uevent"
-    " statistics/rx_errors statistics/tx_errors statistics/rx_crc_errors"
-    " statistics/rx_dropped statistics/tx_dropped"
-    " device/uevent device/numa_node device/infiniband/*/fw_ver"
-    f" {BOND_FILES}"
-)
 #: The counters whose change since an earlier audit is judged.
 COUNTED = ("carrier_changes", "rx_errors", "tx_errors", "rx_crc_errors")
 #: Names of interfaces that never carry traffic between nodes, even with routes.
@@ -42,9 +35,7 @@ _NOT_FOR_PEERS = re.compile(
 
 def _script(policy: Policy) -> str:
     named = "|".join(shell.quote(name) for name in rows(policy.nics)) or "''"
-    # The names need no quotes: the kernel allows no white space and no slash in them.
-    files = " ".join(f"$nr_dir/{name}" for name in _FILES.split())
-    return shell.script("nics", NET=nic.NET, FILES=files, NAMED=named)
+    return shell.script("nics", NET=nic.NET, NAMED=named)
 
 
 @dataclass(frozen=True)

@@ -476,13 +476,6 @@ def with_values(interfaces: Mapping[str, Nic], differing: Mapping[str, str]) -> 
 #
 # Rules: Documentation/networking/bonding.rst, drivers/net/bonding/bond_sysfs{,_slave}.c.
 
-#: The files of a bond and of a slave, below the interface's directory.
-BOND_FILES = (
-    "bonding/mode bonding/mii_status bonding/slaves bonding/active_slave bonding/ad_aggregator"
-    " bonding/ad_partner_mac"
-    " bonding_slave/mii_status bonding_slave/ad_aggregator_id bonding_slave/link_failure_count"
-)
-
 #: The mode of a bond in which the switch takes part.
 LACP = "802.3ad"
 

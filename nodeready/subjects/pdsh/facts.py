@@ -23,14 +23,11 @@ _SHELL_FILES = (
     "/etc/zshrc", "/etc/zsh/zshrc", "/etc/csh.cshrc", "/etc/csh.login", "/etc/default/locale",
 )  # fmt: skip
 
-_LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/lib/*-linux-*", "/usr/local/lib", "/usr/local/lib64")
-
 
 def _script(policy: Policy) -> str:
-    modules = " ".join(f"{parent}/pdsh/sshcmd.so" for parent in _LIBRARIES)
     found = " ".join(f"'{name}:*'" for name in (*_SHELL_FILES, f"{PROFILE_D}/*"))
     return shell.script(
-        "pdsh", PROFILE_D=PROFILE_D, MODULES=modules, FOUND=found,
+        "pdsh", PROFILE_D=PROFILE_D, FOUND=found,
         RCMD_DEFAULT=RCMD_DEFAULT, ENVIRONMENT=ENVIRONMENT,
     )  # fmt: skip
 
