@@ -38,8 +38,7 @@ _PLACES = {
         for block in ("UMC", "SDMA", "GFX", "MMHUB", "PCIE_BIF", "HDP", "XGMI_WAFL")
     ),
     "correctable": (
-        "metric/ecc/total_correctable_count",
-        "metric/ecc_blocks/UMC/correctable_count",
+        "metric/ecc/total_correctable_count", "metric/ecc_blocks/UMC/correctable_count",
     ),
     "uncorrectable": ("metric/ecc_blocks/UMC/uncorrectable_count",),
     "deferred": ("metric/ecc/total_deferred_count", "metric/ecc_blocks/UMC/deferred_count"),
@@ -50,7 +49,7 @@ _PLACES = {
     "hotspot_celsius": ("metric/temperature/hotspot/value",),
     "memory_celsius": ("metric/temperature/mem/value",),
     "used_mb": ("metric/mem_usage/used_vram/value",),
-}
+}  # fmt: skip
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,16 +77,10 @@ CHANGES: Mapping[str, Any] = {
 
 _SWITCH = {"on": "Enabled", "off": "Disabled"}
 _REASONS = (
-    "gpu_idle",
-    "applications_clocks_setting",
-    "sw_power_cap",
-    "hw_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-    "sync_boost",
-    "sw_thermal_slowdown",
+    "gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown",
+    "hw_thermal_slowdown", "hw_power_brake_slowdown", "sync_boost", "sw_thermal_slowdown",
     "display_clocks_setting",
-)
+)  # fmt: skip
 
 
 def uuid(index: int) -> str:

@@ -165,16 +165,13 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 def _value(text: str, variables: Mapping[str, str]) -> str | None:
     """The value of a shell assignment's right side; None where only a shell can expand it."""
-    value = ""
-    at = 0
+    value, at = "", 0
     while at < len(text) and not text[at].isspace() and text[at] not in ";#":
         if (match := _PIECE.match(text, at)) is None:
             return None
         double, single, escaped, bare = match.groups()
-        if single is not None:
-            value += single
-        elif escaped is not None:
-            value += escaped
+        if single is not None or escaped is not None:
+            value += single or escaped or ""
         else:
             part = double if double is not None else bare
             if "`" in part or "$(" in part or "\\\n" in part:
@@ -196,8 +193,7 @@ class Configured(NamedTuple):
 def configured(lines: Iterable[Line]) -> Configured:
     """The arguments that /etc/default/grub and grub.d set; ``lines`` in the order of reading."""
     values: dict[str, str] = {}
-    last: Line | None = None
-    readable = True
+    last, readable = None, True
     for line in lines:
         if (match := _ASSIGNMENT.match(line.text)) is None:
             readable = readable and "GRUB_CMDLINE_LINUX+=" not in line.text
@@ -207,10 +203,8 @@ def configured(lines: Iterable[Line]) -> Configured:
             readable = False
         else:
             values[match[1]] = value
-    tokens: list[str] = []
-    for variable in VARIABLES:
-        tokens.extend(kernel_arguments(values.get(variable, "")))
-    return Configured(tuple(tokens) if readable else None, last)
+    tokens = tuple(t for name in VARIABLES for t in kernel_arguments(values.get(name, "")))
+    return Configured(tokens if readable else None, last)
 
 
 # --- The boot loader's entry of the next boot, and its kernel command line.
@@ -327,8 +321,7 @@ def find_next_boot(
     files: Mapping[str, list[Line]], family: str
 ) -> tuple[Entry | None, tuple[Entry, ...]]:
     """The entry of the next boot, and all further entries, which decide on RHEL's family."""
-    variables: dict[str, str] = {}
-    env: dict[str, str] = {}
+    variables, env = dict[str, str](), dict[str, str]()
     default, bls = "", False
     menu: list[_Item] = []
     for path, lines in files.items():
@@ -353,8 +346,7 @@ def find_next_boot(
             default = default or (defaults[-1] if defaults else "")
     variables.update(env)
     default = env.get("next_entry", "") or expand(default, env)
-    entries: dict[str, Entry] = {}
-    titles: dict[str, str] = {}
+    entries, titles = dict[str, Entry](), dict[str, str]()
     for path, lines in files.items():
         for line in lines if path.startswith(f"{ENTRIES}/") else ():
             if line.text.startswith("options") and path not in entries:
@@ -425,21 +417,15 @@ def count_listed(ranges: str) -> int | None:
 
 def _family(lines: Iterable[Line]) -> str:
     """debian, redhat or suse, from ID and ID_LIKE of os-release(5)."""
-    values: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.text.partition("=")
-        values[name] = value.strip().strip("\"'")
+    rows = (line.text.partition("=") for line in lines)
+    values = {name: value.strip().strip("\"'") for name, _, value in rows}
     words = f"{values.get('ID', '')} {values.get('ID_LIKE', '')}".lower().split()
     families = {
-        "debian": ("debian", "ubuntu"),
-        "redhat": ("rhel", "fedora", "centos", "rocky", "almalinux"),
-        "suse": ("suse", "sles", "opensuse", "sle_hpc"),
-    }
-    for word in words:
-        for family, names in families.items():
-            if word in names or (family == "suse" and word.startswith("opensuse")):
-                return family
-    return ""
+        "debian": "debian|ubuntu", "redhat": "rhel|fedora|centos|rocky|almalinux",
+        "suse": "suse|sles|opensuse.*|sle_hpc",
+    }  # fmt: skip
+    found = (name for word in words for name, ids in families.items() if re.fullmatch(ids, word))
+    return next(found, "")
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from nodeready.core.base import Output, Section, cached_last
 from nodeready.core.parsed_template import fast_replace
@@ -361,6 +362,8 @@ def attributes(text: str) -> dict[str, dict[str, str]]:
 #: A file with an attribute per line -> the prefix of their names.
 _EVENTS = {"uevent": "", "device.uevent": "device."}
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
+#: Counts of packets, which are fields of `Nic`.
+_STATISTICS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors")
 
 
 def _number(text: str | None) -> int | None:
@@ -407,6 +410,8 @@ def parse(
     hardware = "device.uevent" in values or any(key.startswith("device.") for key in values)
     flags, carrier, duplex = values.get("flags", ""), values.get("carrier"), values.get("duplex")
     speed = _at_least(_number(values.get("speed")), 1)
+    names = ("carrier_changes", *_STATISTICS)
+    counts: dict[str, Any] = {name: parse_count(values.get(name)) for name in names}
     return Nic(
         name=name,
         kind=_kind(values, hardware),
@@ -419,28 +424,19 @@ def parse(
         mac=values.get("address"),
         driver=values.get("device.DRIVER"),
         firmware=values.get("firmware"),
-        carrier_changes=parse_count(values.get("carrier_changes")),
         pci_address=values.get("device.PCI_SLOT_NAME"),
         numa_node=_at_least(_number(values.get("device.numa_node")), 0),
         master=master,
         upper=upper,
-        rx_errors=parse_count(values.get("rx_errors")),
-        tx_errors=parse_count(values.get("tx_errors")),
-        rx_dropped=parse_count(values.get("rx_dropped")),
-        tx_dropped=parse_count(values.get("tx_dropped")),
-        rx_crc_errors=parse_count(values.get("rx_crc_errors")),
+        **counts,
     )
 
 
 #: The files with values of a single interface -> the only field that depends on the value.
 _VARIES = {
-    "address": "mac",
-    "carrier_changes": "carrier_changes",
-    **{
-        f"statistics/{name}": name
-        for name in ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors")
-    },
-}
+    "address": "mac", "carrier_changes": "carrier_changes",
+    **{f"statistics/{name}": name for name in _STATISTICS},
+}  # fmt: skip
 
 
 def find_varying(lines: Iterable[str]) -> Callable[[str], bool]:
