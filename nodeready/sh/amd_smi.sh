@@ -7,14 +7,14 @@ if [ ! -d /sys/module/amdgpu ]; then echo module=no; exit 0; fi
 nr_value version /sys/module/amdgpu/version
 
 if [ -d /sys/class/kfd/kfd ]; then
-grep -asHE '^([0-9]+|(location_id|domain) [0-9]+)$' /sys/class/kfd/kfd/topology/nodes/*/gpu_id \
-    /sys/class/kfd/kfd/topology/nodes/*/properties /sys/class/kfd/kfd/proc/[0-9]*/vram_*
-grep -asHc ' : [PF]' /sys/bus/pci/drivers/amdgpu/*/ras/gpu_vram_bad_pages
-for nr_file in /sys/class/kfd/kfd/proc/[0-9]*; do
-    nr_pid=${nr_file##*/} nr_comm=
-    { read -r nr_comm <"/proc/$nr_pid/comm"; } 2>/dev/null || continue
-    printf 'process=%s %s\n' "$nr_pid" "$nr_comm"
-done
+    grep -asHE '^([0-9]+|(location_id|domain) [0-9]+)$' /sys/class/kfd/kfd/topology/nodes/*/gpu_id \
+        /sys/class/kfd/kfd/topology/nodes/*/properties /sys/class/kfd/kfd/proc/[0-9]*/vram_*
+    grep -asHc ' : [PF]' /sys/bus/pci/drivers/amdgpu/*/ras/gpu_vram_bad_pages
+    for nr_file in /sys/class/kfd/kfd/proc/[0-9]*; do
+        nr_pid=${nr_file##*/} nr_comm=
+        { read -r nr_comm <"/proc/$nr_pid/comm"; } 2>/dev/null || continue
+        printf 'process=%s %s\n' "$nr_pid" "$nr_comm"
+    done
 fi
 
 for nr_file in $(grep -alsE '\((amd-smi|rocm-smi|python[0-9.]*)\) D ' /proc/[0-9]*/stat); do

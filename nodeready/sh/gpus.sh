@@ -49,22 +49,22 @@ if [ $# -gt 0 ]; then ls -ln -- "$@" 2>/dev/null; fi
 
 # The peers: below a root port, each second bridge of a path is the downstream port of a switch.
 if [ -n "$nr_gpus" ]; then (
-nr_ports=''
-for nr_device in gpu $nr_gpus direct $nr_direct rdma /sys/class/infiniband/*/device; do
-    case $nr_device in /*) ;; *) nr_kind=$nr_device; continue ;; esac
-    cd -P "$nr_device" 2>/dev/null || continue
-    nr_device=${nr_device%/device}
-    printf 'peer=%s %s %s\n' "$nr_kind" "${nr_device##*/}" "$PWD"
-    nr_at=${PWD%/*}
-    while case $nr_at in */pci*/*/*/*) ;; *) false ;; esac; do
-        case "$nr_ports " in
-        *" $nr_at/config "*) ;;
-        *) nr_ports="$nr_ports $nr_at/config"; printf 'port=%s\n' "${nr_at##*/}" ;;
-        esac
-        nr_at=${nr_at%/*/*}
+    nr_ports=''
+    for nr_device in gpu $nr_gpus direct $nr_direct rdma /sys/class/infiniband/*/device; do
+        case $nr_device in /*) ;; *) nr_kind=$nr_device; continue ;; esac
+        cd -P "$nr_device" 2>/dev/null || continue
+        nr_device=${nr_device%/device}
+        printf 'peer=%s %s %s\n' "$nr_kind" "${nr_device##*/}" "$PWD"
+        nr_at=${PWD%/*}
+        while case $nr_at in */pci*/*/*/*) ;; *) false ;; esac; do
+            case "$nr_ports " in
+            *" $nr_at/config "*) ;;
+            *) nr_ports="$nr_ports $nr_at/config"; printf 'port=%s\n' "${nr_at##*/}" ;;
+            esac
+            nr_at=${nr_at%/*/*}
+        done
     done
-done
-# shellcheck disable=SC2086 # one word per file
-if [ -n "$nr_ports" ]; then exec od -Ax -tx1 $nr_ports 2>/dev/null; fi
+    # shellcheck disable=SC2086 # one word per file
+    if [ -n "$nr_ports" ]; then exec od -Ax -tx1 $nr_ports 2>/dev/null; fi
 ); fi
 :

@@ -58,50 +58,50 @@ printf '%s\n' "$nr_found"
 case $nr_found in
 *held=*)
     set -- -false
-nr_uids=' '
-while read -r nr_kind nr_local nr_remote nr_state nr_uid nr_inode; do
-    case $nr_kind in
-    held=*)
-        if [ "$nr_inode" = 0 ] || [ $# -gt 128 ]; then continue; fi
-        set -- "$@" -o -lname "socket:\\[$nr_inode\\]"
-        nr_uids="$nr_uids$nr_uid "
-        ;;
-    esac
-done <<NR_HELD
+    nr_uids=' '
+    while read -r nr_kind nr_local nr_remote nr_state nr_uid nr_inode; do
+        case $nr_kind in
+        held=*)
+            if [ "$nr_inode" = 0 ] || [ $# -gt 128 ]; then continue; fi
+            set -- "$@" -o -lname "socket:\\[$nr_inode\\]"
+            nr_uids="$nr_uids$nr_uid "
+            ;;
+        esac
+    done <<NR_HELD
 $nr_found
 NR_HELD
-if find / -maxdepth 0 -lname x -printf '' 2>/dev/null; then
-    # Any user can open a million files: after 3 s the holder stays unnamed.
-    nr_links=$(timeout -k 1 3 \
-        find /proc/[0-9]*/fd -maxdepth 1 \( "$@" \) -printf '%h %l\n' 2>/dev/null)
-else
-    nr_links=$(timeout -k 1 3 ls -ln /proc/[0-9]*/fd 2>/dev/null |
-        awk '/^\/proc/ { sub(/:$/, ""); name = $1 } /socket:/ { print name " " $NF }')
-fi
-while read -r nr_path nr_link; do
-    nr_inode=${nr_link#*\[}
-    nr_inode=${nr_inode%]}
-    case $nr_found in
-    *"held="*" ${nr_inode:-none}"*) ;;
-    *) continue ;;
-    esac
-    nr_pid=${nr_path#/proc/}
-    nr_pid=${nr_pid%%/*}
-    nr_comm=
-    { read -r nr_comm <"/proc/$nr_pid/comm"; } 2>/dev/null || continue
-    nr_job=
-    while read -r nr_group; do
-        # A user can name cgroups, too, below those of systemd's logins.
-        case $nr_group in
-        */user.slice* | */user@*) ;;
-        */uid_[0-9]*/job_[0-9]* | *slurmstepd.scope/job_[0-9]*) nr_job=${nr_group##*/job_} ;;
+    if find / -maxdepth 0 -lname x -printf '' 2>/dev/null; then
+        # Any user can open a million files: after 3 s the holder stays unnamed.
+        nr_links=$(timeout -k 1 3 \
+            find /proc/[0-9]*/fd -maxdepth 1 \( "$@" \) -printf '%h %l\n' 2>/dev/null)
+    else
+        nr_links=$(timeout -k 1 3 ls -ln /proc/[0-9]*/fd 2>/dev/null |
+            awk '/^\/proc/ { sub(/:$/, ""); name = $1 } /socket:/ { print name " " $NF }')
+    fi
+    while read -r nr_path nr_link; do
+        nr_inode=${nr_link#*\[}
+        nr_inode=${nr_inode%]}
+        case $nr_found in
+        *"held="*" ${nr_inode:-none}"*) ;;
+        *) continue ;;
         esac
-    done 2>/dev/null <"/proc/$nr_pid/cgroup"
-    printf 'owner=%s %s %s %s\n' "$nr_inode" "$nr_pid" "${nr_job%%/*}:" "$nr_comm"
-done <<NR_LINKS
+        nr_pid=${nr_path#/proc/}
+        nr_pid=${nr_pid%%/*}
+        nr_comm=
+        { read -r nr_comm <"/proc/$nr_pid/comm"; } 2>/dev/null || continue
+        nr_job=
+        while read -r nr_group; do
+            # A user can name cgroups, too, below those of systemd's logins.
+            case $nr_group in
+            */user.slice* | */user@*) ;;
+            */uid_[0-9]*/job_[0-9]* | *slurmstepd.scope/job_[0-9]*) nr_job=${nr_group##*/job_} ;;
+            esac
+        done 2>/dev/null <"/proc/$nr_pid/cgroup"
+        printf 'owner=%s %s %s %s\n' "$nr_inode" "$nr_pid" "${nr_job%%/*}:" "$nr_comm"
+    done <<NR_LINKS
 $nr_links
 NR_LINKS
-awk -F: -v uids="$nr_uids" 'index(uids, " " $3 " ") { print "user=" $3 " " $1 }' /etc/passwd
+    awk -F: -v uids="$nr_uids" 'index(uids, " " $3 " ") { print "user=" $3 " " $1 }' /etc/passwd
 ;;
 esac
 nr_lines all @SETTINGS@

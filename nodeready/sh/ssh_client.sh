@@ -8,15 +8,15 @@ nr_find ssh_client '/etc/hosts:*' '/etc/ssh/ssh*'
 printf 'host=%s\n%s\n' "$nr_host" "$nr_found"
 set -f
 for nr_file in $nr_found; do
-case $nr_file in
-/etc/ssh/ssh_host_*_key | *:*) ;;
-/*) nr_value key "$nr_file.pub" ;;
-esac
+    case $nr_file in
+    /etc/ssh/ssh_host_*_key | *:*) ;;
+    /*) nr_value key "$nr_file.pub" ;;
+    esac
 done
 set +f
 case $nr_found in */etc/hosts:*) nr_full=1 ;; esac
 if [ -z "$nr_full" ] && command -v hostname >/dev/null; then
-nr_say fqdn "$(timeout 1 hostname -f 2>/dev/null)"
+    nr_say fqdn "$(timeout 1 hostname -f 2>/dev/null)"
 fi
 
 nr_own=
