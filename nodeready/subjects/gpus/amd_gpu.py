@@ -203,12 +203,8 @@ def _errors(reader: Reader, metric: Json, word: str, instinct: bool) -> int | No
 
 def _xgmi_errors(reader: Reader) -> int | None:
     """Errors of the device's links; None where neither RAS nor the status counts them."""
-    error_count = reader.get(
-        "xgmi_errors",
-        amd_json.count,
-        "ecc_blocks/XGMI_WAFL/uncorrectable_count",
-        "ecc_block/XGMI_WAFL/uncorrectable",
-    )
+    paths = "ecc_blocks/XGMI_WAFL/uncorrectable_count", "ecc_block/XGMI_WAFL/uncorrectable"
+    error_count = reader.get("xgmi_errors", amd_json.count, *paths)
     raw = reader.raw("xgmi_err")
     word = (amd_json.text(raw) or "").replace("AMDSMI_XGMI_STATUS_", "")
     status = _XGMI.get(word)
@@ -249,14 +245,10 @@ def _sensor(reader: Reader, kind: str, old: str) -> tuple[int | None, int | None
     """
     field = "memory_temperature_c" if kind == "mem" else "temperature_c"
     name = "vram" if kind == "mem" else kind
+    limits = f"limit/slowdown_{name}_temperature", f"limit/temperature_{old}"
     return (
         reader.get(field, degrees, f"temperature/{kind}", f"temperature/{kind}_temperature"),
-        reader.get(
-            field.replace("_c", "_limit"),
-            limit,
-            f"limit/slowdown_{name}_temperature",
-            f"limit/temperature_{old}",
-        ),
+        reader.get(field.replace("_c", "_limit"), limit, *limits),
     )
 
 

@@ -107,12 +107,7 @@ def _parse_interfaces(output: Output) -> _BareInterfaces:
         raise ProbeError(f"no interface in {nic.NET}", text.strip())
     uppers, masters = _pairs(output.all("upper")), _pairs(output.all("master"))
     nics = {
-        name: nic.parse(
-            name,
-            values,
-            master=next(iter(masters.get(name, ())), None),
-            upper=tuple(uppers.get(name, ())),
-        )
+        name: nic.parse(name, values, masters.get(name, ()), uppers.get(name, ()))
         for name, values in attributes.items()
     }
     ends = number((*output.all("ends"), "0")[0], "a number of interfaces")

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -399,7 +399,7 @@ def _kind(values: Mapping[str, str], hardware: bool) -> str:
 
 
 def parse(
-    name: str, values: Mapping[str, str], *, master: str | None, upper: tuple[str, ...]
+    name: str, values: Mapping[str, str], masters: Sequence[str], uppers: Sequence[str]
 ) -> Nic:
     """The interface of these attributes: "mtu", "DEVTYPE" of uevent, "device.DRIVER" and so on.
     Its addresses come from `routes`.
@@ -426,8 +426,8 @@ def parse(
         firmware=values.get("firmware"),
         pci_address=values.get("device.PCI_SLOT_NAME"),
         numa_node=_at_least(_number(values.get("device.numa_node")), 0),
-        master=master,
-        upper=upper,
+        master=masters[0] if masters else None,
+        upper=tuple(uppers),
         **counts,
     )
 

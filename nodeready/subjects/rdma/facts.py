@@ -307,14 +307,11 @@ def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool
     """
     values, function = files.get("", {}), files.get("device", {})
     driver = function.get("DRIVER=", "")
+    carriers = {"0": False, "1": True}
     netdevs = tuple(
-        Netdev(
-            directory[len(_NET) :],
-            attributes.get("operstate", ""),
-            {"0": False, "1": True}.get(attributes.get("carrier", "")),
-        )
-        for directory, attributes in files.items()
-        if directory.startswith(_NET)
+        Netdev(path[len(_NET) :], net.get("operstate", ""), carriers.get(net.get("carrier", "")))
+        for path, net in files.items()
+        if path.startswith(_NET)
     )
     indexes = {int(match[1]) for directory in files if (match := _PORT_LINE.match(directory))}
     ports = tuple(_port(name, index, files) for index in sorted(indexes))

@@ -365,17 +365,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
     )
 
 
-PROBE = Probe(
-    "ssh_client",
-    (
-        Section(
-            "ssh_client",
-            _script,
-            cap_bytes=SENT_BYTES + 262144,
-            seeks=lambda policy: shell.script("identity_seeks"),
-        ),
-        nic.SECTION,
-        ACCESS,
-    ),
-    parse,
-)
+_SECTION = Section(
+    "ssh_client", _script, cap_bytes=SENT_BYTES + 262144,
+    seeks=lambda policy: shell.library("identity_seeks"),
+)  # fmt: skip
+PROBE = Probe("ssh_client", (_SECTION, nic.SECTION, ACCESS), parse)
