@@ -424,8 +424,8 @@ def _family(lines: Iterable[Line]) -> str:
         "debian": "debian|ubuntu", "redhat": "rhel|fedora|centos|rocky|almalinux",
         "suse": "suse|sles|opensuse.*|sle_hpc",
     }  # fmt: skip
-    found = (name for word in words for name, ids in families.items() if re.fullmatch(ids, word))
-    return next(found, "")
+    matches = (name for word in words for name, ids in families.items() if re.fullmatch(ids, word))
+    return next(matches, "")
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:

@@ -25,9 +25,9 @@ _SHELL_FILES = (
 
 
 def _script(policy: Policy) -> str:
-    found = " ".join(f"'{name}:*'" for name in (*_SHELL_FILES, f"{PROFILE_D}/*"))
+    searched = " ".join(f"'{name}:*'" for name in (*_SHELL_FILES, f"{PROFILE_D}/*"))
     return shell.script(
-        "pdsh", PROFILE_D=PROFILE_D, FOUND=found,
+        "pdsh", PROFILE_D=PROFILE_D, FOUND=searched,
         RCMD_DEFAULT=RCMD_DEFAULT, ENVIRONMENT=ENVIRONMENT,
     )  # fmt: skip
 
