@@ -66,6 +66,11 @@ def library(name: str) -> str:
     return minify(loader.get_data(path).decode("utf-8"))
 
 
+def script(name: str, **values: object) -> str:
+    """The text of a `library`, where a word @KEY@ stands for the value of this key."""
+    return re.sub("@([A-Z_]+)@", lambda match: str(values[match[1]]), library(name))
+
+
 def minify(script: str) -> str:
     """``script`` without comment lines, blank lines and indentation: it travels to every node."""
     lines = (line.strip() for line in script.splitlines())

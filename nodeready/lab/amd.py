@@ -38,8 +38,7 @@ _PLACES = {
         for block in ("UMC", "SDMA", "GFX", "MMHUB", "PCIE_BIF", "HDP", "XGMI_WAFL")
     ),
     "correctable": (
-        "metric/ecc/total_correctable_count",
-        "metric/ecc_blocks/UMC/correctable_count",
+        "metric/ecc/total_correctable_count", "metric/ecc_blocks/UMC/correctable_count",
     ),
     "uncorrectable": ("metric/ecc_blocks/UMC/uncorrectable_count",),
     "deferred": ("metric/ecc/total_deferred_count", "metric/ecc_blocks/UMC/deferred_count"),
@@ -50,7 +49,7 @@ _PLACES = {
     "hotspot_celsius": ("metric/temperature/hotspot/value",),
     "memory_celsius": ("metric/temperature/mem/value",),
     "used_mb": ("metric/mem_usage/used_vram/value",),
-}
+}  # fmt: skip
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,17 +167,9 @@ def make(
     devices, interfaces = hardware.adapters(hardware.mi300x(), ports, nics)
     hidden = {*missing, *unbound, *unplugged}
     # Class 0x1200 is "processing accelerator", the class of Instinct boards.
-    cards = accelerators(
-        BUSES,
-        vendor="0x1002",
-        device="0x74a1",
-        pci_class="0x120000",
-        driver="amdgpu",
-        speed="32.0 GT/s PCIe",
-        gpus=gpus,
-        unbound=unbound,
-        unplugged=unplugged,
-    )
+    link = ("32.0 GT/s PCIe", 16, "32.0 GT/s PCIe", 16)
+    card = hardware.PciDevice("", "0x1002", "0x74a1", "0x120000", driver="amdgpu", link=link)
+    cards = accelerators(BUSES, card, gpus, unbound, unplugged)
     functions = [*SERVER, *cards, *hardware.pci(devices, interfaces)]
     return Hardware(
         trees={

@@ -187,8 +187,8 @@ def _overlay_kernel(targets: list[str]) -> None:
     Keys that belong to a namespace stay real: /proc/sys/net, the host name.
     """
     sys_dir = Path(STASH, "proc/sys")
-    keys = ["net", "kernel/hostname", "kernel/domainname", "kernel/random/uuid"]
-    keys = [key for key in keys if (sys_dir / key).exists()]
+    names = ("net", "kernel/hostname", "kernel/domainname", "kernel/random/uuid")
+    keys = [name for name in names if (sys_dir / name).exists()]
     for key in keys:
         _bind(f"/proc/sys/{key}", str(sys_dir / key))
     (sys_dir / "kernel/random/boot_id").write_text(f"{uuid.uuid4()}\n")
@@ -281,21 +281,10 @@ def start_switch(directory: str, plan: Spec) -> int:
         raise OSError(problem.decode())
     report(switch=pid)
     name = plan["interface"]
-    ip(
-        [
-            f"link add {name} type veth peer name uplink netns {pid}",
-            f"address add {plan['gateway']} dev {name}",
-            f"link set {name} up",
-        ]
-    )
-    ip(
-        [
-            "link add name bridge type bridge mcast_snooping 0",
-            "link set dev uplink master bridge up",
-            "link set dev bridge up",
-        ],
-        pid,
-    )
+    address = f"address add {plan['gateway']} dev {name}"
+    ip([f"link add {name} type veth peer name uplink netns {pid}", address, f"link set {name} up"])
+    bridge = "link add name bridge type bridge mcast_snooping 0"
+    ip([bridge, "link set dev uplink master bridge up", "link set dev bridge up"], pid)
     return pid
 
 
@@ -326,11 +315,11 @@ def start_batch(directory: str, switch: int, specs: list[Spec]) -> dict[str, int
             report(node=node.name, error=(status or b"its process ended").decode())
     # The kernel removes the wire of a dead node some time after its death.
     ip([f"link delete {node.port}" for node in waiting], switch, force=True)
-    commands: list[str] = []
+    commands = []
     for node in waiting:
         peer = f"peer name eth0 address {node.mac} netns {node.pid}"
-        commands.append(f"link add {node.port} type veth {peer}")
-        commands.append(f"link set {node.port} master bridge up")
+        commands += [f"link add {node.port} type veth {peer}"]
+        commands += [f"link set {node.port} master bridge up"]
     ip(commands, switch)
     running: dict[str, int] = {}
     for node in waiting:

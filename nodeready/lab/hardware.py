@@ -120,33 +120,25 @@ SERVER = (
 
 def accelerators(
     buses: Sequence[str],
-    *,
-    vendor: str,
-    device: str,
-    pci_class: str,
-    driver: str,
-    speed: str,
+    card: PciDevice,
     gpus: Mapping[int, Mapping[str, Any]],
     unbound: Collection[int],
     unplugged: Collection[int],
 ) -> list[PciDevice]:
-    """The PCI functions of a server's accelerators, four per socket.
+    """The PCI functions of a server's accelerators, four per socket, each like the card.
 
     gpus: by index, some with the PCIe lanes in use, of 16 (``pcie_width``)
     """
+    assert card.link is not None
     return [
-        PciDevice(
-            f"0000:{bus}:00.0",
-            vendor,
-            device,
-            pci_class,
-            index // 4,
-            "" if index in unbound else driver,
-            (speed, gpus.get(index, {}).get("pcie_width", 16), speed, 16),
+        replace(
+            card, address=f"0000:{bus}:00.0", numa_node=index // 4,
+            driver="" if index in unbound else card.driver,
+            link=(card.link[0], gpus.get(index, {}).get("pcie_width", 16), *card.link[2:]),
         )
         for index, bus in enumerate(buses)
         if index not in unplugged
-    ]
+    ]  # fmt: skip
 
 
 def log_lines(lines: Iterable[str], buses: Sequence[str]) -> list[tuple[float, str]]:
@@ -179,11 +171,9 @@ _ERRORS = (
     "port_xmit_discards",
 )  # fmt: skip
 _COUNTERS = {
-    **dict.fromkeys(_ERRORS, "0"),
-    "port_xmit_wait": "2489603687",
-    "port_xmit_data": "230442669431839",
-    "port_rcv_data": "230539874932483",
-}
+    **dict.fromkeys(_ERRORS, "0"), "port_xmit_wait": "2489603687",
+    "port_xmit_data": "230442669431839", "port_rcv_data": "230539874932483",
+}  # fmt: skip
 _HW_ERRORS = ("rnr_nak_retry_err", "local_ack_timeout_err", "out_of_sequence")
 _HW_COUNTERS = {**dict.fromkeys(_HW_ERRORS, "0"), "lifespan": "12"}
 
@@ -229,14 +219,8 @@ class Device:
 
     def files(self) -> dict[str, str]:
         """The files of its directory: relative path -> line."""
-        port = {
-            "state": self.state,
-            "phys_state": self.phys_state,
-            "rate": self.rate,
-            "link_layer": self.link_layer,
-            "lid": self.lid,
-            "sm_lid": self.sm_lid,
-        }
+        names = ("state", "phys_state", "rate", "link_layer", "lid", "sm_lid")
+        port: dict[str, str] = {name: getattr(self, name) for name in names}
         for index, (gid, kind) in enumerate(self.gids):
             port[f"gids/{index}"] = gid
             port[f"gid_attrs/types/{index}"] = kind
@@ -244,22 +228,16 @@ class Device:
                 port[f"gid_attrs/ndevs/{index}"] = self.netdev
         for index in range(len(self.gids), 6):
             port[f"gids/{index}"] = NO_GID
-        for names, folder in ((_COUNTERS, "counters"), (_HW_COUNTERS, "hw_counters")):
-            port |= {f"{folder}/{name}": self.counters.get(name, names[name]) for name in names}
+        for values, folder in ((_COUNTERS, "counters"), (_HW_COUNTERS, "hw_counters")):
+            port |= {f"{folder}/{name}": self.counters.get(name, values[name]) for name in values}
         files = {
-            "fw_ver": self.firmware,
-            "hca_type": self.hca_type,
-            "board_id": self.board_id,
-            "node_guid": self.guid,
-            "node_type": "1: CA",
-            "node_desc": f"node {self.name}",
+            "fw_ver": self.firmware, "hca_type": self.hca_type, "board_id": self.board_id,
+            "node_guid": self.guid, "node_type": "1: CA", "node_desc": f"node {self.name}",
             "device/numa_node": str(self.numa_node),
             "device/uevent": f"DRIVER={self.driver}\nPCI_SLOT_NAME={self.pci_address}",
             **{f"ports/1/{name}": value for name, value in port.items()},
-        }
-        files |= {
-            f"device/{name}": f"{value}" for name, value in zip(PCIE, self.pcie, strict=True)
-        }
+            **{f"device/{name}": f"{value}" for name, value in zip(PCIE, self.pcie, strict=True)},
+        }  # fmt: skip
         if self.netdev:
             up = self.state == "4: ACTIVE"
             files[f"device/net/{self.netdev}/operstate"] = "up" if up else "down"
@@ -312,18 +290,10 @@ def _roce_gids(index: int, subnet: int) -> tuple[tuple[str, str], ...]:
 def ib_bond() -> Device:
     """The management interface of a GPU node: two ports of a BlueField as one Ethernet device."""
     return Device(
-        name="mlx5_bond_0",
-        pci_address="0000:29:00.0",
-        guid="b8e9:2403:00c1:5e10",
-        hca_type="MT41692",
-        board_id="MT_0000000884",
-        firmware="32.38.3056",
-        link_layer="Ethernet",
-        rate="200 Gb/sec (2X NDR)",
-        netdev="bond0",
-        gids=_roce_gids(0, 0),
-        uverbs="uverbs8",
-    )
+        "mlx5_bond_0", "0000:29:00.0", "b8e9:2403:00c1:5e10", hca_type="MT41692",
+        board_id="MT_0000000884", firmware="32.38.3056", link_layer="Ethernet",
+        rate="200 Gb/sec (2X NDR)", netdev="bond0", gids=_roce_gids(0, 0), uverbs="uverbs8",
+    )  # fmt: skip
 
 
 def h100() -> tuple[Device, ...]:
@@ -351,12 +321,9 @@ def l40s() -> tuple[Device, ...]:
 def mi300x() -> tuple[Device, ...]:
     """Eight ConnectX-7 with 400G Ethernet (RoCE), each in its own subnet."""
     buses = ("09", "2d", "4d", "69", "89", "a9", "c9", "e9")
+    fields = {"link_layer": "Ethernet"}
     return tuple(
-        _port(
-            *(index, bus, f"eth{index + 1}"),
-            link_layer="Ethernet",
-            gids=_roce_gids(index, index + 1),
-        )
+        _port(index, bus, f"eth{index + 1}", gids=_roce_gids(index, index + 1), **fields)
         for index, bus in enumerate(buses)
     )
 
@@ -370,12 +337,9 @@ PORTS = {"h100": h100, "h200": h100, "b200": h100, "a100": a100, "l40s": l40s}
 CLASS = "/sys/class/net"
 
 _STATISTICS = {
-    "rx_bytes": 8129044213,
-    "tx_bytes": 7925521180,
-    "rx_packets": 6122310,
-    "tx_packets": 5931287,
+    "rx_bytes": 8129044213, "tx_bytes": 7925521180, "rx_packets": 6122310, "tx_packets": 5931287,
     **dict.fromkeys(("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors"), 0),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -397,23 +361,15 @@ class NetDevice:
     def content(self) -> dict[str, str | Link]:
         """The files of its directory in /sys/class/net: path -> text or link."""
         lines: dict[str, object] = {
-            "type": self.kind,
-            "flags": "0x1003",
-            "operstate": "up" if self.up else "down",
-            "carrier": int(self.up),
-            "carrier_changes": self.carrier_changes,
+            "type": self.kind, "flags": "0x1003", "operstate": "up" if self.up else "down",
+            "carrier": int(self.up), "carrier_changes": self.carrier_changes,
             "speed": self.speed_mbps if self.up else -1,
             "duplex": "full" if self.up else "unknown",
-            "mtu": self.mtu,
-            "address": self.address,
-            "ifindex": self.index,
-            "iflink": self.index,
-            "dev_id": "0x0",
-            "dev_port": "0",
-            "tx_queue_len": 1000,
+            "mtu": self.mtu, "address": self.address, "ifindex": self.index, "iflink": self.index,
+            "dev_id": "0x0", "dev_port": "0", "tx_queue_len": 1000,
             "uevent": f"{self.uevent}INTERFACE={self.name}\nIFINDEX={self.index}",
             **{f"statistics/{name}": value for name, value in _STATISTICS.items()},
-        }
+        }  # fmt: skip
         content: dict[str, str | Link] = {name: f"{value}\n" for name, value in lines.items()}
         if self.pci_address:
             content["device"] = Link(f"../../../bus/pci/devices/{self.pci_address}")
@@ -423,23 +379,14 @@ class NetDevice:
 
 def of_device(device: Device, index: int) -> NetDevice:
     """The interface of an RDMA device, in the state of its port."""
-    is_infiniband = device.link_layer == "InfiniBand"
     mac = device.guid.replace(":", "")
     pairs = [mac[start : start + 2] for start in range(0, 16, 2)]
-    if is_infiniband:
+    address, kind, mtu = ":".join([*pairs[:3], *pairs[5:]]), 1, 9000
+    if device.link_layer == "InfiniBand":
         address = ":".join(["00:00:10:29:fe:80:00:00:00:00:00:00", *pairs])
-    else:
-        address = ":".join([*pairs[:3], *pairs[5:]])
-    return NetDevice(
-        device.netdev,
-        device.pci_address,
-        address,
-        kind=32 if is_infiniband else 1,
-        mtu=4092 if is_infiniband else 9000,
-        speed_mbps=int(device.rate.split()[0]) * 1000,
-        up=device.state == "4: ACTIVE",
-        index=index,
-    )
+        kind, mtu = 32, 4092
+    speed_mbps, up = int(device.rate.split()[0]) * 1000, device.state == "4: ACTIVE"
+    return NetDevice(device.netdev, device.pci_address, address, kind, mtu, speed_mbps, up, index)
 
 
 def bond(
@@ -452,23 +399,15 @@ def bond(
         "bonding/slaves": f"{' '.join(slaves)}\n",
         **{f"lower_{slave}": Link(f"../{slave}") for slave in slaves},
     }
-    uevent = "DEVTYPE=bond\n"
-    interfaces = [
-        NetDevice(
-            name, "", address, speed_mbps=200000, index=30, uevent=uevent, extra_files=bond_files
-        )
-    ]
+    fields: dict[str, Any] = {"uevent": "DEVTYPE=bond\n", "extra_files": bond_files}
+    interfaces = [NetDevice(name, "", address, speed_mbps=200000, index=30, **fields)]
     for index, slave in enumerate(slaves):
         files: dict[str, str | Link] = {
-            "master": Link(f"../{name}"),
-            f"upper_{name}": Link(f"../{name}"),
-            "bonding_slave/mii_status": "up\n",
-            "bonding_slave/state": "active\n",
-        }
-        port = NetDevice(
-            slave, pci[index], address, speed_mbps=100000, index=31 + index, extra_files=files
-        )
-        interfaces.append(port)
+            "master": Link(f"../{name}"), f"upper_{name}": Link(f"../{name}"),
+            "bonding_slave/mii_status": "up\n", "bonding_slave/state": "active\n",
+        }  # fmt: skip
+        fields = {"speed_mbps": 100000, "index": 31 + index, "extra_files": files}
+        interfaces.append(NetDevice(slave, pci[index], address, **fields))
     return interfaces
 
 
@@ -525,9 +464,7 @@ def interfaces(devices: Iterable[Device]) -> list[NetDevice]:
 
 def pci(devices: Sequence[Device], nics: Sequence[NetDevice]) -> list[PciDevice]:
     """The PCI functions; the second port of a bond has a separate function."""
-    functions = [
-        _function(device, device.pci_address, nics, _pci_files(device)) for device in devices
-    ]
+    functions = [_function(d, d.pci_address, nics, _pci_files(d)) for d in devices]
     addresses = {device.pci_address for device in devices}
     for address in sorted({nic.pci_address for nic in nics} - addresses - {""}):
         first = next(device for device in devices if device.pci_address[:-1] == address[:-1])
@@ -557,16 +494,8 @@ def _function(device: Device, address: str, nics: Sequence[NetDevice], files: Tr
         for nic in nics
         if nic.pci_address == address
     }
-    return PciDevice(
-        address,
-        _VENDOR,
-        model,
-        pci_class,
-        device.numa_node,
-        device.driver,
-        device.pcie,
-        {**files, **links},
-    )
+    place = device.numa_node, device.driver, device.pcie
+    return PciDevice(address, _VENDOR, model, pci_class, *place, {**files, **links})
 
 
 def trees(devices: Sequence[Device], nics: Sequence[NetDevice]) -> dict[str, Tree]:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from nodeready.lab import hardware
-from nodeready.lab.hardware import (
-    SERVER,
-    File,
-    Hardware,
-    PciDevice,
-    accelerators,
-    log_lines,
-    pci_trees,
-    read_toml,
-)
+from nodeready.lab.hardware import File, Hardware, PciDevice, read_toml
 
 # --- The output of nvidia-smi, of healthy H100 or A100 GPUs and of faulty ones.
 #
@@ -86,16 +77,10 @@ CHANGES: Mapping[str, Any] = {
 
 _SWITCH = {"on": "Enabled", "off": "Disabled"}
 _REASONS = (
-    "gpu_idle",
-    "applications_clocks_setting",
-    "sw_power_cap",
-    "hw_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-    "sync_boost",
-    "sw_thermal_slowdown",
+    "gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown",
+    "hw_thermal_slowdown", "hw_power_brake_slowdown", "sync_boost", "sw_thermal_slowdown",
     "display_clocks_setting",
-)
+)  # fmt: skip
 
 
 def uuid(index: int) -> str:
@@ -203,6 +188,10 @@ def query(gpus: Iterable[Mapping[str, Any]], model: str = "h100") -> str:
 """
 
 
+def _gpu_line(index: int, board: Board) -> str:
+    return f"GPU {index}: {board.product} (UUID: {uuid(index)})"
+
+
 def nvlink_status(
     count: int, model: str = "h100", inactive: Collection[tuple[int, int]] = ()
 ) -> str:
@@ -215,7 +204,7 @@ def nvlink_status(
         return ""
     lines = []
     for gpu in range(count):
-        lines.append(f"GPU {gpu}: {board.product} (UUID: {uuid(gpu)})")
+        lines.append(_gpu_line(gpu, board))
         if all((gpu, link) in inactive for link in range(board.links)):
             lines.append(
                 "\t NVML: Unable to retrieve NVLink information as all links are inActive"
@@ -315,36 +304,22 @@ def make(
         if index not in hidden
     ]
     down = {(gpu, link) for gpu, link in inactive}
-    listed = [
-        f"GPU {index}: {board.product} (UUID: {uuid(index)})\n" for index in range(len(shown))
-    ]
     answers = {
         "query.xml": query(shown, model),
         "nvlink": nvlink_status(len(shown), model, down) if links is None else links,
-        "list": "".join(listed),
+        "list": "".join(f"{_gpu_line(index, board)}\n" for index in range(len(shown))),
     }
     if before := BEFORE.get(tool, tool):
         answers["before"] = before
     devices, interfaces = hardware.adapters(hardware.PORTS[model](), ports, nics)
+    driver, device = "nvidia" if module else "", f"0x{board.device_id.lower()}"
+    link = (board.speed, 16, board.speed, 16)
+    card = PciDevice("", _VENDOR, device, "0x030200", driver=driver, link=link)
+    switch = PciDevice("", _VENDOR, board.switch_id, "0x068000", driver="nvidia-nvswitch")
     functions = [
-        *SERVER,
-        *accelerators(
-            board.buses,
-            vendor=_VENDOR,
-            device=f"0x{board.device_id.lower()}",
-            pci_class="0x030200",
-            driver="nvidia" if module else "",
-            speed=board.speed,
-            gpus=gpus,
-            unbound=unbound,
-            unplugged=unplugged,
-        ),
-        *(
-            PciDevice(
-                f"0000:{bus}:00.0", _VENDOR, board.switch_id, "0x068000", driver="nvidia-nvswitch"
-            )
-            for bus in board.switches
-        ),
+        *hardware.SERVER,
+        *hardware.accelerators(board.buses, card, gpus, unbound, unplugged),
+        *(replace(switch, address=f"0000:{bus}:00.0") for bus in board.switches),
         *hardware.pci(devices, interfaces),
     ]
     version = (
@@ -363,7 +338,7 @@ def make(
     nvlink_log = "nvidia-nvlink: Nvlink Core is being initialized, major device number 511"
     return Hardware(
         trees={
-            **pci_trees(*functions),
+            **hardware.pci_trees(*functions),
             **hardware.trees(devices, interfaces),
             **(loaded if module else {}),
         },
@@ -381,7 +356,7 @@ def make(
         kernel_log=(
             (12.440917, nvlink_log),
             (12.912003, f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {board.driver}"),
-            *log_lines([*xid_lines, *log], board.buses),
+            *hardware.log_lines([*xid_lines, *log], board.buses),
         ),
         start=_START if board.fabric_manager and fabric_manager else "",
     )

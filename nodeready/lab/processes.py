@@ -177,16 +177,10 @@ def boot(lab: LabState, specs: list[dict[str, Any]]) -> Generator[dict[str, Any]
         open(directory / LOG, "ab") as log,
         # In its own session: Ctrl-C reaches this process only.
         subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=_module_environment(),
-            cwd="/",
-            start_new_session=True,
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            env=_module_environment(), cwd="/", start_new_session=True,
         ) as process,
-    ):
+    ):  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
         try:

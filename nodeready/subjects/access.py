@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
+from nodeready.core import shell
 from nodeready.core.base import Output, Section, frozen
 
 if TYPE_CHECKING:
@@ -41,11 +42,6 @@ WRITTEN_FOLDERS = (
 COMPANIONS = {"pdsh": ("pdsh.bin",)}
 #: Maximum programs whose libraries are checked: each costs a process.
 MAX_LOADED = 8
-#: glibc's loader, by machine: it lists a program's libraries and starts nothing (ld.so(8)).
-_LOADERS = (
-    "/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1", "/lib64/ld64.so.2",
-    "/lib/ld-linux-riscv64-lp64d.so.1",
-)  # fmt: skip
 #: The dynamic loader's message about a missing library; the library's name follows.
 UNLOADED = "error while loading shared libraries: "
 
@@ -62,51 +58,10 @@ def _access_script(policy: Policy) -> str:
     folders = (*WRITTEN_FOLDERS, policy.core_pattern.rpartition("/")[0])
     paths = (path for folder in folders for path in (*parents(folder)[1:], folder))
     directories = [path for path in dict.fromkeys(paths) if _FOLDER.fullmatch(path)]
-    # Each directory once: /bin is often a link to /usr/bin. ssh reports its own libraries.
-    return rf"""
-    nr_loader=
-    for nr_file in {" ".join(_LOADERS)}; do
-        if [ -x "$nr_file" ]; then nr_loader=$nr_file; break; fi
-    done
-    nr_path=
-    IFS=:
-    for nr_dir in $PATH; do
-        case $nr_dir in /*) ;; *) continue ;; esac
-        if [ -L "$nr_dir" ] && [ "$nr_dir" -ef "/usr$nr_dir" ]; then continue; fi
-        nr_path="$nr_path$nr_dir:"
-    done
-    unset IFS
-    set --
-    for nr_file in {" ".join(OPEN_FILES)}; do
-        if [ -e "$nr_file" ] || [ -L "$nr_file" ]; then set -- "$@" "$nr_file"; fi
-    done
-    nr_count=0 nr_words='{UNLOADED}'
-    for nr_name in {plain}; do
-        nr_first=
-        IFS=:
-        for nr_dir in $nr_path; do
-            nr_file=$nr_dir/$nr_name
-            if [ -f "$nr_file" ] || [ -L "$nr_file" ]; then
-                set -- "$@" "$nr_file"
-                nr_first=${{nr_first:-$nr_file}}
-            fi
-        done
-        unset IFS
-        if [ -s "$nr_first" ] && [ -x "$nr_first" ] && [ -r "$nr_first" ] &&
-            [ -n "$nr_loader" ] && [ ! -e "$nr_first.bin" ] &&
-            [ "$nr_name" != ssh ] && [ "$nr_count" -lt {MAX_LOADED} ]; then
-            nr_count=$((nr_count + 1))
-            # Only for a message is it asked again, with two more processes.
-            "$nr_loader" --list "$nr_first" >/dev/null 2>&1 ||
-                nr_out=$(nr_answer "$nr_loader" --list "$nr_first") || case $nr_out in
-                *"$nr_words"*) nr_say unloaded "$nr_first ${{nr_out##*"$nr_words"}}" ;;
-                *' not found (required by '*) nr_say unloaded "$nr_first ${{nr_out#*: }}" ;;
-                esac
-        fi
-    done
-    nr_folders='{" ".join(directories)}'
-    nr_rights "$@"
-    """
+    return shell.script(
+        "access", OPEN_FILES=" ".join(OPEN_FILES), UNLOADED=UNLOADED,
+        PROGRAMS=plain, MAX_LOADED=MAX_LOADED, FOLDERS=" ".join(directories),
+    )  # fmt: skip
 
 
 _FOLDER = re.compile(r"/[A-Za-z0-9/._+*-]+")

@@ -21,8 +21,8 @@ SOON = """
 from nodeready.subjects.host import checks
 from nodeready.subjects.gpus import nvidia
 checks.HUNG_S = 0
-assert " -gt 30 " in nvidia.PREPARE
-nvidia.PREPARE = nvidia.PREPARE.replace(" -gt 30 ", " -gt -1 ")
+assert nvidia.STUCK_AFTER_S == 30
+nvidia.STUCK_AFTER_S = -1
 """
 
 # A parent in state D: it waits for a child that neither ends nor runs a program (vfork(2)).

@@ -13,7 +13,6 @@ from nodeready.core.policy import Policy
 KEY = "kernel.core_pattern"
 #: Services that rewrite core_pattern after the sysctl files: Ubuntu's apport, RHEL 7's abrt.
 REWRITERS = ("apport.service", "abrt-ccpp.service")
-_UNIT_DIRECTORIES = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 _TMPFILES = ("/etc/tmpfiles.d", "/run/tmpfiles.d", "/usr/lib/tmpfiles.d")
 # Highest priority first (coredump.conf(5)).
 _COREDUMP_DIRECTORIES = (
@@ -31,63 +30,11 @@ def core_directory(policy: Policy) -> str:
 
 
 def _script(policy: Policy) -> str:
-    directory = shell.quote(core_directory(policy))
-    return rf"""
-    nr_value live /proc/sys/kernel/core_pattern
-    nr_self
-    if [ "$nr_self_uid" = 0 ]; then printf 'root=1\n'; fi
-    set --
-    nr_dir={directory}
-    # The owner of a link can change its target: a deploy follows no user's link (nr_walk).
-    nr_at=$nr_dir
-    while [ -n "${{nr_at#/}}" ]; do
-        if [ -L "$nr_at" ] && nr_uid=$(stat -c %u "$nr_at" 2>/dev/null) && [ "$nr_uid" != 0 ]; then
-            printf 'link=%s %s\n' "$nr_uid" "$nr_at"
-        fi
-        nr_at=${{nr_at%/*}}
-    done
-    # Users must be able to enter the directories on the way to a link, and to its target.
-    if [ -d "$nr_dir" ] && [ -L "$nr_dir" ]; then
-        nr_at=$(cd -P "$nr_dir" 2>/dev/null && printf '%s' "$PWD")
-        while [ -n "$nr_at" ]; do set -- "$@" "$nr_at"; nr_at=${{nr_at%/*}}; done
-    fi
-    nr_writable "$nr_dir" || :
-    nr_dir=$nr_at
-    while [ -n "${{nr_dir#/}}" ]; do set -- "$@" "$nr_dir"; nr_dir=${{nr_dir%/*}}; done
-    for nr_dir in "$@"; do
-        shift
-        if nr_seen_at "$nr_dir"; then
-            printf 'way=%o %s %s\n' "$nr_mode" "$nr_uid" "$nr_dir"
-        else
-            set -- "$@" "$nr_dir"
-        fi
-    done
-    if [ $# != 0 ]; then stat -Lc 'way=%a %u %n' "$@" 2>/dev/null; fi
-    if [ -d /run/systemd/system ]; then printf 'systemd=1\n'; fi
-    for nr_dir in {" ".join(_UNIT_DIRECTORIES)}; do
-        for nr_unit in {" ".join(REWRITERS)}; do
-            if [ -L "$nr_dir/$nr_unit" ] && [ ! "$nr_dir/$nr_unit" -ef /dev/null ]; then
-                printf 'unit=%s\n' "$nr_unit"
-            elif [ -L "$nr_dir/$nr_unit" ]; then
-                printf 'masked=%s\n' "$nr_unit"
-            elif [ -f "$nr_dir/$nr_unit" ]; then
-                printf 'unit=%s\n' "$nr_unit"
-            fi
-            # systemctl mask refuses to replace a file in the place of its link.
-            nr_unit=/etc/systemd/system/$nr_unit
-            if [ "$nr_dir" = /etc/systemd/system ] && [ ! "$nr_unit" -ef /dev/null ]; then
-                nr_there inplace "$nr_unit"
-            fi
-        done
-    done
-    nr_there file {" ".join(_COREDUMP)}
-    for nr_file in /usr/lib/systemd/systemd-coredump /lib/systemd/systemd-coredump; do
-        if [ -x "$nr_file" ]; then printf 'coredump=%s\n' "$nr_file"; fi
-    done
-    nr_find core_dumps {" ".join(f"'{parent}/*'" for parent in _TMPFILES)}
-    printf '%s' "$nr_found"
-    nr_lines set {" ".join(_COREDUMP)}
-    """
+    return shell.script(
+        "core_dumps", DIRECTORY=shell.quote(core_directory(policy)),
+        REWRITERS=" ".join(REWRITERS),
+        COREDUMP=" ".join(_COREDUMP), TMPFILES=" ".join(f"'{parent}/*'" for parent in _TMPFILES),
+    )  # fmt: skip
 
 
 def _seeks(policy: Policy) -> str:

@@ -64,139 +64,21 @@ DIGESTS = {
     ("0.4.3", "x86_64"): "a41205d4925beafd108e1ace85e66c0a1a7adbfcbebcd4441f07848b608886c0",
     ("0.4.3", "aarch64"): "ad6e22882e8dcaced4f0a76fef10d372645cc7b94c48a289ebe1bedb754774ed",
 }
-_DPKG = "/var/lib/dpkg/info"
-_DIVERSIONS = "/var/lib/dpkg/diversions"
-_PROGRAMS = "^(/usr)?(/local)?/s?bin/[^/]+$"
 #: In the order of preference: Debian and openSUSE can have dnf installed as well.
 MANAGERS = ("apt-get", "zypper", "dnf", "yum")
 
 
-# Rows for the program and for each directory on the way to it, also on the way to a link's target:
-# who can change them. The program's row is the last. The script runs the program only where root
-# alone can change it, and where the digest does not reveal its version. A link to a link counts as
-# changeable by others: the probe does not follow the links between.
-def _py_spy(version: str) -> str:
-    digests = "|".join(digest for (of, _), digest in DIGESTS.items() if of == version) or "none"
-    return rf"""
-    nr_line=
-    {{ read -r nr_line </proc/sys/kernel/arch; }} 2>/dev/null
-    printf 'machine=%s\n' "${{nr_line:-$(uname -m)}}"
-    if [ -e {PY_SPY} ] && [ ! -f {PY_SPY} ]; then printf 'no_file={PY_SPY}\n'; fi
-    nr_file={PY_SPY} nr_alone=1
-    if [ -L {PY_SPY} ]; then
-        nr_file=$(readlink -f {PY_SPY})
-        if [ "$nr_file" != "$(readlink {PY_SPY})" ]; then
-            nr_alone=
-            printf 'hops=1\n'
-        fi
-        case $nr_file in *[!A-Za-z0-9/._+-]*) nr_file= ;; esac
-        printf 'link=%s\n' "$nr_file"
-    fi
-    if [ -f "$nr_file" ]; then
-        # The mode allows root to execute it, and the mount forbids it.
-        if [ ! -x "$nr_file" ]; then printf 'noexec=1\n'; fi
-        set -- {PY_SPY_NOTE} {_NOTE_DIRECTORY} /
-        for nr_dir in {PY_SPY} "$nr_file"; do
-            while nr_dir=${{nr_dir%/*}}; [ -n "$nr_dir" ]; do set -- "$@" "$nr_dir"; done
-        done
-        nr_out=$(stat -Lc '%i %s %.9Y %.9Z at=%u %g %a %n' -- {RUN} "$@" "$nr_file" 2>/dev/null)
-        nr_known='' nr_sum=''
-        IFS='
-'
-        for nr_row in $nr_out; do
-            nr_id=${{nr_row%% at=*}}
-            case ${{nr_row#* at=}} in
-            *' {RUN}') nr_rank=${{nr_row#* at=}}; continue ;;
-            '0 0 644 {PY_SPY_NOTE}') nr_known=$nr_known+ ;;
-            '0 0 755 {_NOTE_DIRECTORY}') nr_known=$nr_known+ ;;
-            *' {PY_SPY_NOTE}'|*' {_NOTE_DIRECTORY}') ;;
-            *) printf 'at=%s\n' "${{nr_row#* at=}}" ;;
-            esac
-            case ${{nr_row#* at=}} in '0 '*[0145]' /'*) ;; *) nr_alone= ;; esac
-        done
-        unset IFS
-        case ${{nr_row#* at=}} in '0 '*[0145][0145]' /'*) ;; *) nr_alone= ;; esac
-        if [ "$nr_known" = ++ ]; then
-            read -r nr_sum nr_noted <{PY_SPY_NOTE}
-            if [ "$nr_noted" != "$nr_id" ]; then nr_sum=; fi
-        fi
-        if [ -z "$nr_sum" ]; then nr_sum=$(sha256sum <"$nr_file"); nr_sum=${{nr_sum%% *}}; fi
-        printf 'sha256=%s\n' "$nr_sum"
-        case $nr_sum in
-        {digests}) ;;
-        *)
-            if [ -n "$nr_alone" ]; then
-                nr_say version "$(timeout -k 1 2 "$nr_file" --version 2>/dev/null)"
-            fi
-            ;;
-        esac
-    fi
-    """
-
-
-_RANK_PROGRAM = rf"""
-    if [ -f {RUN} ]; then
-        nr_sum=$(sha256sum <{RUN})
-        set -- ${{nr_rank:-$(stat -Lc '%u %g %a' {RUN})}}
-        printf 'run=%s %s %s\n' "$1" "$3" "${{nr_sum%% *}}"
-    elif [ -e {RUN} ]; then printf 'no_file={RUN}\n'
-    fi
-"""
-
-
 def _script(policy: Policy) -> str:
-    # A package counts as installed when a command of its name exists (built by hand, from a module
-    # tree), or when the package manager has it: not every package has such a command. In the
-    # second case the programs in the package manager's list must exist.
-    names = " ".join(shell.quote(name) for name in policy.packages)
-    packages = rf"""
-    nr_lists=
-    for nr_name in {names}; do
-        nr_list={_DPKG}/$nr_name.list
-        if [ ! -e {_DPKG}/"$nr_name".md5sums ]; then
-            # Reading that directory takes longer than the rest of this script.
-            nr_list=
-            for nr_file in {_DPKG}/"$nr_name":*.md5sums; do
-                if [ -e "$nr_file" ]; then nr_list=${{nr_file%.md5sums}}.list; fi
-            done
-        fi
-        if [ -n "$nr_list" ]; then printf 'registered=%s\n' "$nr_name"; fi
-        if command -v "$nr_name" >/dev/null 2>&1; then continue; fi
-        if [ -n "$nr_list" ]; then
-            nr_lists="$nr_lists $nr_list"
-        elif [ ! -d {_DPKG} ] && command -v rpm >/dev/null &&
-            rpm -q "$nr_name" >/dev/null 2>&1; then
-            printf 'registered=%s\n' "$nr_name"
-            for nr_file in $(rpm -ql "$nr_name" | grep -E '{_PROGRAMS}'); do
-                nr_broken "$nr_name" "$nr_file"
-            done
-        else
-            printf 'missing=%s\n' "$nr_name"
-        fi
-    done
-    for nr_row in ${{nr_lists:+$(grep -asHE '{_PROGRAMS}' $nr_lists /dev/null)}}; do
-        nr_name=${{nr_row%%.list:*}}
-        nr_name=${{nr_name##*/}}
-        nr_broken "${{nr_name%%:*}}" "${{nr_row#*.list:}}"
-    done
-    """
-    broken = rf"""
-    nr_broken() {{
-        if [ -s "$2" ] && [ -x "$2" ]; then return; fi
-        nr_word=mode
-        if [ ! -s "$2" ]; then nr_word=empty; fi
-        if [ ! -e "$2" ]; then
-            # Another package has moved it on purpose.
-            if grep -asqxF "$2" {_DIVERSIONS}; then return; fi
-            nr_word=gone
-        fi
-        printf 'broken=%s %s %s\n' "$1" "$nr_word" "$2"
-    }}
-    """
-    managers = f"nr_have {' '.join(MANAGERS)}\n"
-    py_spy = _py_spy(policy.py_spy_version) if policy.py_spy_version else ""
-    run = _RANK_PROGRAM if policy.nodeready_run else ""
-    parts = [broken + packages if policy.packages else "", managers, PYTHONS_SCRIPT, py_spy, run]
+    parts = [f"nr_have {' '.join(MANAGERS)}", PYTHONS_SCRIPT]
+    if policy.packages:
+        names = " ".join(shell.quote(name) for name in policy.packages)
+        parts.insert(0, shell.script("installed", NAMES=names))
+    paths = {"PY_SPY": PY_SPY, "NOTE": PY_SPY_NOTE, "NOTE_DIRECTORY": _NOTE_DIRECTORY, "RUN": RUN}
+    if version := policy.py_spy_version:
+        digests = "|".join(digest for (of, _), digest in DIGESTS.items() if of == version)
+        parts.append(shell.script("py_spy", DIGESTS=digests or "none", **paths))
+    if policy.nodeready_run:
+        parts.append(shell.script("rank_program", **paths))
     return "\n".join([*parts, ":"])
 
 

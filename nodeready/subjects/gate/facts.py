@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-from nodeready.core import base
+from nodeready.core import base, shell
 from nodeready.core.policy import Policy
 from nodeready.core.shell import SCRIPT as PYTHONS_SCRIPT
 from nodeready.core.shell import parse_pythons
@@ -43,55 +43,19 @@ PROGRAMS = (RECORD, PROLOG, HEALTH_CHECK)
 #: What root runs, and what decides what root runs: only root may write these.
 ROOTS = (DIRECTORY, POLICY.rpartition("/")[0], *FILES)
 
-#: The directories of slurm.conf, first that of a configless slurmd, whose file is slurmctld's.
-_SLURM_CONFS = (
-    "/run/slurm/conf", "/etc/slurm", "/etc/slurm-llnl", "/usr/local/etc", "/opt/slurm/etc",
-)  # fmt: skip
-_KEYS = ("prolog", "healthcheckprogram", "healthcheckinterval", "prologepilogtimeout", "include")
-
-_LOOK = rf"""
-    nr_there there {" ".join(FILES)}
-    if [ -d /run/systemd/system ]; then printf 'systemd=1\n'; fi
-    if [ -d /etc/cron.d ]; then printf 'cron=1\n'; fi
-    if command -v slurmd >/dev/null 2>&1 || [ -x /opt/slurm/sbin/slurmd ]; then
-        printf 'slurmd=1\n'
-    fi
-"""
-# Included files mostly stand in slurm.conf's directory, so that all files of it are read.
-_SLURM_CONF = rf"""
-    for nr_dir in {" ".join(_SLURM_CONFS)}; do
-        if [ -f "$nr_dir/slurm.conf" ]; then
-            printf 'slurm=%s/slurm.conf\n' "$nr_dir"
-            set -- "$nr_dir"/*.conf
-            if [ -d "$nr_dir/slurm.conf.d" ]; then set -- "$@" "$nr_dir"/slurm.conf.d/*; fi
-            grep -asHniE '^[[:space:]]*({"|".join(_KEYS)})([[:space:]]|=)' "$@" /dev/null
-            break
-        fi
-    done
-"""
-_WITH_GATE = rf"""{PYTHONS_SCRIPT}
-    for nr_file in {" ".join(PROGRAMS)}; do
-        if [ -x "$nr_file" ]; then printf 'runs=%s\n' "$nr_file"; fi
-    done
-    printf 'now=%s\n' "$(date +%s)"
-    set --
-    for nr_file in {" ".join(FILES)} {VERDICT}; do
-        if [ -f "$nr_file" ]; then set -- "$@" "$nr_file"; fi
-    done
-    if [ $# != 0 ]; then
-        sha256sum -- "$@"
-        stat -Lc 'file=%Y %u %a %n' -- {" ".join(ROOTS)} {VERDICT} 2>/dev/null
-    fi
-    if [ -f {NOTE} ] && read -r nr_note <{NOTE}; then printf 'note=%s\n' "$nr_note"; fi
-    if [ -f {HELD} ] && read -r nr_held <{HELD}; then printf 'held=%s\n' "$nr_held"; fi
-"""
-
 
 def _script(policy: Policy) -> str:
+    files = " ".join(FILES)
+    look = shell.script("gate", FILES=files)
+    conf = shell.library("slurm_conf")
     if policy.gate:
-        return f"{_LOOK}{_WITH_GATE}{_SLURM_CONF}:\n"
+        state = shell.script(
+            "gate_state", PROGRAMS=" ".join(PROGRAMS), FILES=files, ROOTS=" ".join(ROOTS),
+            VERDICT=VERDICT, NOTE=NOTE, HELD=HELD,
+        )  # fmt: skip
+        return f"{look}{PYTHONS_SCRIPT}{state}{conf}:\n"
     # Of an earlier policy's files, a program that slurm.conf names must stay.
-    return f"{_LOOK}if [ -e {PROLOG} ] || [ -e {HEALTH_CHECK} ]; then\n:\n{_SLURM_CONF}fi\n:\n"
+    return f"{look}if [ -e {PROLOG} ] || [ -e {HEALTH_CHECK} ]; then\n:\n{conf}fi\n:\n"
 
 
 #: Maximum questions about all nodes, per second, of the nodes that gate_drain_max holds: an answer

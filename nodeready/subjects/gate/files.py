@@ -43,20 +43,14 @@ def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
     """Path -> the bytes of that file under this policy."""
     limit_s = policy.gate_budget_s + 5
     values: dict[str, Any] = {
-        "pythons": " ".join(PYTHONS),
-        "oldest": str(OLDEST),
+        "pythons": " ".join(PYTHONS), "oldest": str(OLDEST),
         "python_words": f"Python {OLDEST[0]}.{OLDEST[1]} or newer",
-        "bundle": facts.BUNDLE,
-        "compiled": facts.COMPILED,
-        "note": facts.NOTE,
-        "directory": facts.DIRECTORY,
-        "record": facts.RECORD,
-        "limit_s": limit_s,
+        "bundle": facts.BUNDLE, "compiled": facts.COMPILED, "note": facts.NOTE,
+        "directory": facts.DIRECTORY, "record": facts.RECORD, "limit_s": limit_s,
         "health_limit_s": MOST_S if policy.gate_undrain else min(limit_s + SLURM_S, MOST_S),
-        "record_limit_s": RECORD_S,
-        "interval_s": policy.gate_interval_s,
+        "record_limit_s": RECORD_S, "interval_s": policy.gate_interval_s,
         "when": cron_times(policy.gate_interval_s),
-    }
+    }  # fmt: skip
     files = {facts.BUNDLE: program(), facts.POLICY: document(policy)}
     for path, template in (
         (facts.RECORD, "record.j2"),

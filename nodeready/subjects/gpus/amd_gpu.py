@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nodeready.core import shell
 from nodeready.core.base import Output, Section
 from nodeready.subjects.gpus import amd_json
-from nodeready.subjects.gpus.amd_json import DRIVER, Json, Kfd, Reader, degrees, limit
+from nodeready.subjects.gpus.amd_json import Json, Kfd, Reader, degrees, limit
 from nodeready.subjects.gpus.gpu import Gpu, GpuLink, PciGpu, Tool
 from nodeready.subjects.iommu.facts import MODELS, is_integrated, is_server_board
 
@@ -202,12 +203,8 @@ def _errors(reader: Reader, metric: Json, word: str, instinct: bool) -> int | No
 
 def _xgmi_errors(reader: Reader) -> int | None:
     """Errors of the device's links; None where neither RAS nor the status counts them."""
-    error_count = reader.get(
-        "xgmi_errors",
-        amd_json.count,
-        "ecc_blocks/XGMI_WAFL/uncorrectable_count",
-        "ecc_block/XGMI_WAFL/uncorrectable",
-    )
+    paths = "ecc_blocks/XGMI_WAFL/uncorrectable_count", "ecc_block/XGMI_WAFL/uncorrectable"
+    error_count = reader.get("xgmi_errors", amd_json.count, *paths)
     raw = reader.raw("xgmi_err")
     word = (amd_json.text(raw) or "").replace("AMDSMI_XGMI_STATUS_", "")
     status = _XGMI.get(word)
@@ -248,14 +245,10 @@ def _sensor(reader: Reader, kind: str, old: str) -> tuple[int | None, int | None
     """
     field = "memory_temperature_c" if kind == "mem" else "temperature_c"
     name = "vram" if kind == "mem" else kind
+    limits = f"limit/slowdown_{name}_temperature", f"limit/temperature_{old}"
     return (
         reader.get(field, degrees, f"temperature/{kind}", f"temperature/{kind}_temperature"),
-        reader.get(
-            field.replace("_c", "_limit"),
-            limit,
-            f"limit/slowdown_{name}_temperature",
-            f"limit/temperature_{old}",
-        ),
+        reader.get(field.replace("_c", "_limit"), limit, *limits),
     )
 
 
@@ -438,46 +431,10 @@ def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
 
 _BIN = "/opt/rocm/bin"
 
-# Print the kernel's counts, then run the tool, unless an earlier run hangs. A tool is a Python
-# script; the process is called python3 when env started the script.
-_SCRIPT = rf"""
-    PATH=$PATH:{_BIN}
-    nr_have amd-smi rocm-smi
-    if [ ! -d /sys/module/amdgpu ]; then echo module=no; exit 0; fi
-    nr_value version /sys/module/amdgpu/version
-    {amd_json.KFD_SCRIPT}
-    for nr_file in $(grep -alsE '\((amd-smi|rocm-smi|python[0-9.]*)\) D ' /proc/[0-9]*/stat); do
-        # Any user can give a process such a name, and have it wait there.
-        nr_is_roots "${{nr_file%/stat}}" || continue
-        if grep -aqsE '/?(amd|rocm)[-_]smi' "${{nr_file%stat}}cmdline"; then
-            nr_file=${{nr_file%/stat}}
-            printf 'stuck=%s\n' "${{nr_file##*/}}"
-            exit 0
-        fi
-    done
-    nr_run() {{
-        printf '\n@%s run %s\n' "$NR" "$1"
-        shift
-        nr_answer "$@"
-        printf '\n@%s ran %s\n' "$NR" "$nr_status"
-        return $nr_status
-    }}
-    if command -v amd-smi >/dev/null; then
-        nr_run static amd-smi static --json && nr_run metric amd-smi metric --json &&
-            nr_run xgmi amd-smi xgmi --json
-    else
-        grep -asH '' {DRIVER}/*/ras/*_err_count \
-            {DRIVER}/*/hwmon/hwmon*/temp[1-3]_crit {DRIVER}/*/hwmon/hwmon*/temp[1-3]_label
-        nr_run rocm rocm-smi -a --json
-    fi
-    exit 0
-    """
-
-
 # 64 devices of 8 partitioned GPUs print about 30 kB each.
 SECTION = Section(
     "amd",
-    lambda policy: _SCRIPT,
+    lambda policy: shell.script("amd_smi"),
     timeout_s=20,
     cap_bytes=3 << 20,
     parallel=True,

@@ -220,20 +220,7 @@ def parse_name(value: Any) -> str | None:
 # where a sensor slows the GPU down, in thousandths of a degree (Linux' amdgpu_pm.c).
 
 _ROOT = "/sys/class/kfd/kfd"
-DRIVER = "/sys/bus/pci/drivers/amdgpu"
-#: The script starts two programs for any number of GPUs and processes.
-KFD_SCRIPT = rf"""
-    if [ -d {_ROOT} ]; then
-        grep -asHE '^([0-9]+|(location_id|domain) [0-9]+)$' {_ROOT}/topology/nodes/*/gpu_id \
-            {_ROOT}/topology/nodes/*/properties {_ROOT}/proc/[0-9]*/vram_*
-        grep -asHc ' : [PF]' {DRIVER}/*/ras/gpu_vram_bad_pages
-        for nr_file in {_ROOT}/proc/[0-9]*; do
-            nr_pid=${{nr_file##*/}} nr_comm=
-            {{ read -r nr_comm <"/proc/$nr_pid/comm"; }} 2>/dev/null || continue
-            printf 'process=%s %s\n' "$nr_pid" "$nr_comm"
-        done
-    fi
-"""
+_DRIVER = "/sys/bus/pci/drivers/amdgpu"
 
 
 @dataclass(frozen=True)
@@ -278,7 +265,7 @@ def _limits(printed: str) -> dict[str, dict[str, int]]:
     labels: dict[tuple[str, str], str] = {}
     crit: list[tuple[str, str, str]] = []
     for address, sensor, kind, value in re.findall(
-        rf"^{DRIVER}/([0-9a-f:.]+)/hwmon/hwmon[0-9]+/temp([1-9])_(label|crit):([a-z0-9]{{1,20}})$",
+        rf"^{_DRIVER}/([0-9a-f:.]+)/hwmon/hwmon[0-9]+/temp([1-9])_(label|crit):([a-z0-9]{{1,20}})$",
         printed,
         re.M,
     ):
@@ -295,7 +282,7 @@ def _limits(printed: str) -> dict[str, dict[str, int]]:
 
 
 def parse_kfd(printed: str) -> Kfd:
-    """The GPUs in what KFD_SCRIPT printed; other lines are passed over."""
+    """The GPUs in what sh/amd_smi.sh printed; other lines are passed over."""
     addresses = _addresses(printed)
     names = dict(re.findall(r"^process=([0-9]{1,9}) (.*)$", printed, re.M))
     processes: dict[str, list[GpuProcess]] = {}
@@ -307,11 +294,11 @@ def parse_kfd(printed: str) -> Kfd:
             process = GpuProcess(int(pid), names.get(pid, ""), int(size) >> 20)
             processes.setdefault(addresses[gpu], []).append(process)
     pages = re.findall(
-        rf"^{DRIVER}/([0-9a-f:.]+)/ras/gpu_vram_bad_pages:([0-9]{{1,9}})$", printed, re.M
+        rf"^{_DRIVER}/([0-9a-f:.]+)/ras/gpu_vram_bad_pages:([0-9]{{1,9}})$", printed, re.M
     )
     ras: dict[str, tuple[int, int]] = {}
     for address, kind, count in re.findall(
-        rf"^{DRIVER}/([0-9a-f:.]+)/ras/[a-z0-9_]+_err_count:(ue|ce): ([0-9]{{1,18}})$",
+        rf"^{_DRIVER}/([0-9a-f:.]+)/ras/[a-z0-9_]+_err_count:(ue|ce): ([0-9]{{1,18}})$",
         printed,
         re.M,
     ):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from nodeready.core import shell
 from nodeready.core.base import Output, Probe, Section
 from nodeready.core.parsed_template import fast_replace
 from nodeready.core.policy import Policy
@@ -28,12 +29,6 @@ CLASSES = ("0300", "0302", "0380", "1200")
 #: PCI class "other bridge": with NVIDIA's vendor id, an NVSwitch.
 _SWITCH_CLASS = "0680"
 _DEVICES = "/sys/bus/pci/devices"
-# The counters of the port above the GPU, too: it is at the far end of the link.
-_ATTRIBUTES = (
-    "vendor class device uevent numa_node current_link_width max_link_width current_link_speed"
-    " aer_dev_fatal aer_dev_nonfatal ../aer_dev_fatal ../aer_dev_nonfatal"
-)
-
 # A PCI address has colons, so that line numbers would hide where the path ends.
 _LINE = re.compile(
     rf"{_DEVICES}/([0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7])"
@@ -45,46 +40,8 @@ _VERSION = "/proc/driver/nvidia/version"
 _MODULE_VERSION = "/sys/module/nvidia/version"
 
 
-_FILES = " ".join(f'"$nr_device/{name}"' for name in _ATTRIBUTES.split())
-_SCRIPT = rf"""
-    set --
-    nr_gpus='' nr_direct=''
-    for nr_device in {_DEVICES}/*; do
-        nr_vendor=
-        {{ read -r nr_vendor <"$nr_device/vendor"; }} 2>/dev/null
-        case $nr_vendor in
-        0x10de | 0x1002) ;;
-        {peers.MELLANOX})
-            {{ read -r nr_vendor <"$nr_device/device"; }} 2>/dev/null
-            case $nr_vendor in {peers.DATA_DIRECT}) nr_direct="$nr_direct $nr_device" ;; esac
-            continue ;;
-        *) continue ;;
-        esac
-        # A virtual function of a card of this host belongs to a virtual machine.
-        if [ -e "$nr_device/physfn" ]; then continue; fi
-        nr_class=
-        {{ read -r nr_class <"$nr_device/class"; }} 2>/dev/null
-        case $nr_class in
-        0x03* | 0x12* | 0x0680*) set -- "$@" {_FILES} ;;
-        esac
-        case $nr_class in 0x03* | 0x12*) nr_gpus="$nr_gpus $nr_device" ;; esac
-    done
-    if [ -n "$nr_gpus" ]; then set -- "$@" {peers.FILES}; fi
-    if [ -e {_VERSION} ]; then set -- "$@" {_VERSION}; fi
-    if [ -e {_MODULE_VERSION} ]; then set -- "$@" {_MODULE_VERSION}; fi
-    # Counters of errors that are 0 are left out.
-    if [ $# -gt 0 ]; then grep -asHv '[A-Za-z] 0$' "$@"; fi
-    set --
-    for nr_file in /dev/nvidia* /dev/kfd /dev/dri/renderD*; do
-        if [ -c "$nr_file" ]; then set -- "$@" "$nr_file"; fi
-    done
-    if [ $# -gt 0 ]; then ls -ln -- "$@" 2>/dev/null; fi
-    {peers.SCRIPT}
-    """
-
-
 # The configuration of a port is at most 14 KiB of text.
-SECTION = Section("pci_gpus", lambda policy: _SCRIPT, cap_bytes=1 << 20)
+SECTION = Section("pci_gpus", lambda policy: shell.library("gpus"), cap_bytes=1 << 20)
 
 
 def _number(text: str | None) -> int | None:

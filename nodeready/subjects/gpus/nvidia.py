@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from nodeready.core import shell
 from nodeready.core.base import Output, Section
 from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 from nodeready.subjects.gpus import nvidia_gpu
@@ -28,60 +29,18 @@ WHEN = "command -v nvidia-smi >/dev/null 2>&1"
 #: A process in state D for longer than this is stuck: a healthy one waits there for moments.
 STUCK_AFTER_S = 30
 
-# Without the driver, nvidia-smi would make the kernel load it: a probe changes nothing, so it does
-# not run nvidia-smi then. An nvidia-smi that hangs in the kernel holds a lock, on which the next
-# nvidia-smi would hang, too. Start times in /proc/PID/stat count hundredths of a second (USER_HZ
-# of all Linux ports with such GPUs). A step of Slurm's can open only the GPUs that it was given
-# (cgroup.conf(5), ConstrainDevices): there, a GPU that nvidia-smi does not show is no fault.
-PREPARE = rf"""
-    if [ ! -e /proc/driver/nvidia/version ] && [ ! -d /sys/module/nvidia ] &&
-        [ ! -d /sys/bus/pci/drivers/nvidia ]; then
-        printf 'nr_driver=none\n'
-        exit 0
-    fi
-    while read -r nr_line; do
-        case $nr_line in *slurm*) nr_step=1 ;; esac
-    done 2>/dev/null </proc/self/cgroup
-    if [ -n "${{nr_step-}}" ]; then
-        nr_hidden=0
-        for nr_file in /dev/nvidia[0-9]*; do
-            # Not every file can be opened: only the refusal of a permission counts.
-            case $({{ : <"$nr_file"; }} 2>&1) in *ermi*) nr_hidden=$((nr_hidden + 1)) ;; esac
-        done
-        if [ "$nr_hidden" -gt 0 ]; then
-            printf 'nr_hidden=%s\n' "$nr_hidden"
-            exit 0
-        fi
-    fi
-    nr_up=0
-    {{ read -r nr_up nr_x </proc/uptime; }} 2>/dev/null
-    nr_found=$(grep -lsxF -e nvidia-smi -e {FABRIC_MANAGER[:15]} /proc/[0-9]*/comm)
-    # Above that the shell could not start it: too many processes for one command line.
-    if [ $? -lt 126 ]; then printf 'nr_scanned=1\n'; fi
-    for nr_file in $nr_found; do
-        nr_stat=
-        {{ IFS= read -r nr_stat <"${{nr_file%comm}}stat"; }} 2>/dev/null || continue
-        nr_pid=${{nr_file#/proc/}}
-        nr_pid=${{nr_pid%/comm}}
-        # Any user can give a process these names, and have it wait in state D.
-        nr_is_roots "${{nr_file%/comm}}" || continue
-        case $nr_stat in
-        *'({FABRIC_MANAGER[:15]})'*) printf 'nr_fabric_manager=%s\n' "$nr_pid" ;;
-        *'(nvidia-smi) D '*)
-            set -- ${{nr_stat##*) }}
-            nr_age=$((${{nr_up%%.*}} - ${{20}} / 100))
-            if [ "$nr_age" -gt {STUCK_AFTER_S} ]; then
-                printf 'nr_stuck=%s %s\n' "$nr_pid" "$nr_age"
-                exit 0
-            fi
-            ;;
-        esac
-    done
-"""
+
+def _script(command: str) -> str:
+    """The shell text that runs nvidia-smi so, unless an earlier one hangs."""
+    manager = FABRIC_MANAGER[:15]
+    return shell.script(
+        "nvidia_smi", COMMAND=command, FABRIC_MANAGER=manager, STUCK_AFTER_S=STUCK_AFTER_S
+    )
 
 
-_SCRIPT = f"{PREPARE}\n    nr_answer nvidia-smi -q -x\n"
-SECTION = Section("nvidia_smi", lambda policy: _SCRIPT, 20, 1048576, parallel=True, when=WHEN)
+SECTION = Section(
+    "nvidia_smi", lambda policy: _script("-q -x"), 20, 1048576, parallel=True, when=WHEN
+)
 
 _MAX_GPUS = 256
 
@@ -415,9 +374,10 @@ _NO_LINKS = re.compile("links are inactive|not supported", re.I)
 _STATES = {"inactive": "inactive", "active": "active", "sleep": "active"}
 
 
-_NVLINK_SCRIPT = f"{PREPARE}\n    nr_answer nvidia-smi nvlink --status\n"
 # A separate section: where the fabric is broken, this command hangs and ``-q`` does not.
-NVLINK_SECTION = Section("nvlink", lambda policy: _NVLINK_SCRIPT, 20, parallel=True, when=WHEN)
+NVLINK_SECTION = Section(
+    "nvlink", lambda policy: _script("nvlink --status"), 20, parallel=True, when=WHEN
+)
 
 
 @dataclass(frozen=True)

@@ -8,41 +8,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-#: The function of a ConnectX through which it reads a GPU behind its own switch, without the
-#: processor (mlx5 Data Direct; the "CX DMA function" of rdma-core's rdma_topo).
-MELLANOX, DATA_DIRECT = "0x15b3", "0x2100"
 #: The lowest rate in Gbit/s of an adapter for jobs: slower ones are for management or storage.
 FAST_GBPS = 100.0
 
 _IB = "/sys/class/infiniband"
-FILES = (
-    f"/proc/sys/kernel/osrelease {_IB}/*/ports/*/rate"
-    f" {_IB}/*/device/iommu_group/type {_IB}/*/device/uevent /sys/module/nvidia_peermem/initstate"
-    " /sys/module/nv_peer_mem/initstate /sys/module/gdrdrv/initstate"
-)
-# Below a root port, each second bridge of a path is the downstream port of a switch.
-SCRIPT = rf"""
-    if [ -n "$nr_gpus" ]; then (
-        nr_ports=''
-        for nr_device in gpu $nr_gpus direct $nr_direct rdma {_IB}/*/device; do
-            case $nr_device in /*) ;; *) nr_kind=$nr_device; continue ;; esac
-            cd -P "$nr_device" 2>/dev/null || continue
-            nr_device=${{nr_device%/device}}
-            printf 'peer=%s %s %s\n' $nr_kind "${{nr_device##*/}}" "$PWD"
-            nr_at=${{PWD%/*}}
-            while case $nr_at in */pci*/*/*/*) ;; *) false ;; esac; do
-                case "$nr_ports " in
-                *" $nr_at/config "*) ;;
-                *) nr_ports="$nr_ports $nr_at/config"; printf 'port=%s\n' "${{nr_at##*/}}" ;;
-                esac
-                nr_at=${{nr_at%/*/*}}
-            done
-        done
-        # shellcheck disable=SC2086 # one word per file
-        if [ -n "$nr_ports" ]; then exec od -Ax -tx1 $nr_ports 2>/dev/null; fi
-    ); fi
-    :
-"""
 
 
 @dataclass(frozen=True)

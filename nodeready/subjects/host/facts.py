@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from nodeready.core import base, sysctl
+from nodeready.core import base, shell, sysctl
 from nodeready.core.policy import Policy
 from nodeready.core.result import ALONE, FleetFacts
 from nodeready.subjects.gpus import kernel_log
@@ -18,44 +18,7 @@ from nodeready.subjects.host import mounts
 from nodeready.subjects.host.mounts import FstabEntry, Mount, Parent, StuckProcess
 from nodeready.subjects.iommu.facts import MODELS, VENDOR, count_listed, option
 
-# --- Whether the clock is synchronised, and by which service.
-#
-# The kernel's own flag (STA_UNSYNC) needs adjtimex(2), a system call that no shell has. So the
-# time service is asked: systemd-timesyncd by its file (systemd-timesyncd.service(8)), chrony by
-# ``chronyc tracking``, ntpd by ``ntpq -c rv``. At last timedated is asked, which reads STA_UNSYNC
-# and so knows of other services (phc2sys), too.
-
-# timesyncd's directory, which goes when timesyncd stops; its file comes with the first answer.
-_TIMESYNC = "/run/systemd/timesync"
-_CHRONY = "/run/chrony/chronyd.pid /run/chronyd.pid /run/chrony/chronyd.sock"
-_NTPD = "/run/ntpd.pid /run/ntp.pid /run/ntpd/ntpd.pid /run/ntpsec/ntpd.pid /run/ntp/ntpd.pid"
-
-# A line "clock=PROGRAM" begins what that program printed, "clock_rc=STATUS" ends it.
-_CLOCK_SCRIPT = rf"""
-nr_ask() {{
-    printf 'clock=%s\n' "$1"
-    shift
-    nr_answer timeout -k 1 3 "$@"
-    printf '\nclock_rc=%s\n' "$?"
-}}
-nr_any() {{
-    for nr_file in "$@"; do if [ -e "$nr_file" ]; then return 0; fi; done
-    return 1
-}}
-if [ -e {_TIMESYNC}/synchronized ]; then
-    printf 'clock=timesyncd\nsynchronized\nclock_rc=0\n'
-elif nr_any {_CHRONY} && command -v chronyc >/dev/null; then
-    nr_ask chronyc chronyc -n tracking
-elif nr_any {_NTPD} && command -v ntpq >/dev/null; then
-    nr_ask ntpq ntpq -n -c rv
-else
-    if [ -d {_TIMESYNC} ]; then printf 'clock=timesyncd\nwaiting\nclock_rc=0\n'; fi
-    if [ -d /run/systemd/system ] && command -v timedatectl >/dev/null; then
-        nr_ask timedatectl timedatectl show -p NTP -p NTPSynchronized
-    fi
-    printf 'clock=none\nclock_rc=0\n'
-fi
-"""
+# --- Whether the clock is synchronised, and by which service: sh/clock.sh asks it.
 
 #: Maximum characters of a program's output that are read.
 _MAX_OUTPUT = 8192
@@ -135,7 +98,7 @@ def _first_line(text: str) -> str:
 
 
 def parse_clock(text: str) -> Clock:
-    """The clock in the output of `_CLOCK_SCRIPT`; never raises."""
+    """The clock in the output of sh/clock.sh; never raises."""
     sections = re.split(r"^clock=(\w+)$", text, flags=re.M)
     answers: dict[str, tuple[str, int]] = {}
     for name, section in zip(sections[1::2], sections[2::2]):
@@ -174,25 +137,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "pdsh": ("pdsh",), "slurm": ("slurmd", "slurm-slurmd", "slurm-smd-slurmd", "slurm-node"),
     "rdma_core": ("rdma-core",), "nccl": ("libnccl2", "libnccl"),
 }  # fmt: skip
-_ALL = [name for names in PACKAGES.values() for name in names]
-
-_DPKG_STATUS = "/var/lib/dpkg/status"
-_APK = "/lib/apk/db/installed"
-
-# In a record of dpkg, the version is at most twelve lines below the name.
-VERSIONS_SCRIPT = rf"""
-if [ -r {_DPKG_STATUS} ]; then
-    printf 'packages=dpkg\n'
-    grep -asE -A12 '^Package: ({"|".join(_ALL)})$' {_DPKG_STATUS}
-elif [ -r {_APK} ]; then
-    printf 'packages=apk\n'
-    grep -asE -A1 '^P:({"|".join(_ALL)})$' {_APK}
-elif command -v rpm >/dev/null; then
-    printf 'packages=rpm\n'
-    timeout -k 1 4 rpm -q --qf '%{{NAME}} %{{VERSION}}-%{{RELEASE}}\n' {" ".join(_ALL)} 2>/dev/null
-fi
-printf 'packages=end\n'
-"""
 
 
 def _dpkg(text: str) -> dict[str, str]:
@@ -234,46 +178,24 @@ def _versions(how: str, text: str) -> tuple[tuple[str, str], ...]:
 NUMA_BALANCING = "kernel.numa_balancing"
 THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 _SYS = "/proc/sys"
-_FILES = (
-    f"{_SYS}/kernel/osrelease", f"{_SYS}/kernel/arch", f"{_SYS}/kernel/hostname",
-    f"{_SYS}/kernel/random/boot_id", f"{_SYS}/kernel/pid_max", f"{_SYS}/kernel/threads-max",
-    f"{_SYS}/kernel/numa_balancing", f"{_SYS}/fs/file-nr", "/proc/cmdline", "/proc/uptime",
-    "/proc/loadavg", "/proc/meminfo", THP, "/sys/devices/system/cpu/online",
-    "/sys/devices/system/node/online", "/sys/fs/selinux/enforce",
-    "/sys/module/apparmor/parameters/enabled", "/etc/timezone", mounts.FSTAB,
-)  # fmt: skip
 
 
 def _script(policy: Policy) -> str:
     """The facts in files: one process reads all files except the table of mounts."""
-    return rf"""
-    for nr_dir in /sys/bus/pci/devices/*; do
-        nr_line=
-        {{ read -r nr_line <"$nr_dir/vendor"; }} 2>/dev/null
-        if [ "$nr_line" = {VENDOR} ]; then nr_value device "$nr_dir/device"; fi
-    done
-    while IFS=: read -r nr_key nr_line; do
-        case $nr_key in "model name"*) printf 'cpu_model=%s\n' "$nr_line"; break ;; esac
-    done </proc/cpuinfo
-    if [ ! -r {_SYS}/kernel/arch ]; then printf 'architecture=%s\n' "$(uname -m)"; fi
-    if [ /etc/localtime -ef /usr/share/zoneinfo/Etc/UTC ]; then
-        printf 'localtime=Etc/UTC\n'
-    elif [ -L /etc/localtime ]; then
-        printf 'localtime=%s\n' "$(readlink /etc/localtime)"
-    elif [ -e /etc/localtime ]; then
-        printf 'localtime=\n'
-    else
-        printf 'localtime=Etc/UTC\n'
-    fi
-    if [ -e /etc/os-release ]; then nr_file=/etc/os-release; else nr_file=/usr/lib/os-release; fi
-    {mounts.table_script(policy)}
-    nr_lines all "$nr_file" {" ".join(_FILES)}
-    """
+    return shell.script("host", VENDOR=VENDOR, TABLE=mounts.table_script(policy))
 
 
 def _slow_script(policy: Policy) -> str:
     """The facts from programs that may be slow or hang; the mounts come last."""
-    parts = (VERSIONS_SCRIPT, _CLOCK_SCRIPT, mounts.PROCESSES_SCRIPT, mounts.script(policy), ":")
+    names = [name for names in PACKAGES.values() for name in names]
+    versions = shell.script("versions", PATTERN="|".join(names), PACKAGES=" ".join(names))
+    parts = (
+        versions,
+        shell.script("clock"),
+        mounts.processes_script(),
+        mounts.script(policy),
+        ":",
+    )
     return "\n".join(parts)
 
 

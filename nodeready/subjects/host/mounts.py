@@ -18,24 +18,7 @@ from nodeready.core import shell
 from nodeready.core.base import Line
 from nodeready.core.policy import Policy
 
-# --- Processes that no signal ends (state D), and zombies.
-#
-# A process passes through state D with every read of a disk. So the states are read twice, a
-# second apart: a process is stuck that is in D both times and has used no CPU time in between. The
-# time of waiting follows from ``se.exec_start`` of /proc/PID/sched, the time at which the process
-# last ran, and from the same value of a process that runs now; the kernel keeps no other record.
-# Each CPU has a separate clock for it, which stands still while the CPU serves interrupts or the
-# hypervisor takes it (rq_clock_task of kernel/sched/sched.h): clocks may differ by hours. So the
-# running process is started on the CPU on which the stuck process ran last. Without that file or
-# taskset(1) the duration is not known.
-#
-# Only the first thread of a process is read: thousands of threads would cost more than the whole
-# probe. Kernel threads normally wait in D and are left out. A process that a cgroup (v1) has
-# frozen is in D too: Slurm's suspended jobs are.
-#
-# Any user can start thousands of processes in these states. So the node counts zombies and sends
-# none, and reads a limited number of processes of each user. Of a process of another user it reads
-# no file that waits for a lock of the process (cmdline, environ, stack).
+# --- Processes that no signal ends (state D), and zombies: how they are read says sh/processes.sh.
 
 #: Marks nodeready's own probe of a mount (nodeready.subjects.host.mounts) in /proc/PID/cmdline.
 MARK = "nr_fs="
@@ -43,148 +26,18 @@ MARK = "nr_fs="
 MOST_PROCESSES, MOST_OF_USER = 256, 32
 #: The first user who is a person (UID_MIN of login.defs(5)).
 FIRST_USER = 1000
-# One awk reads all these files: a process for each kind of file would cost more than the reading.
-# A file of a process that has ended meanwhile is passed over. Of /proc/PID/stat it prints pid
-# (name) state ppid pgrp session tty tpgid flags minflt cminflt majflt cmajflt utime stime
-# (proc_pid_stat(5)); the 37th is the CPU. A name cannot end a line (the kernel escapes it there),
-# nor look like the fields behind it.
-_FUNCTIONS = r"""
-function fields(pid,  line, n) {
-    line = text = ""
-    getline line < ("/proc/" pid "/stat")
-    close("/proc/" pid "/stat")
-    if (line !~ /\) [DZ] /) return 0
-    text = line
-    sub(/^.*\) /, "", line)
-    text = substr(text, 1, length(text) - length(line))
-    if (split(line, word, " ") < 37 || word[1] !~ /^[DZ]$/) return 0
-    for (n = 1; n <= 13; n++) text = text (n == 1 ? "" : " ") word[n]
-    return 1
-}
-function first(file, pattern,  line) {
-    while ((getline line < file) > 0 && line !~ pattern) line = ""
-    close(file)
-    return line
-}
-"""
-# The zombies by their parents, and the processes in state D. 2097152 is PF_KTHREAD of
-# linux/sched.h. The user is the real uid (Uid: REAL EFFECTIVE ... of /proc/PID/status), because a
-# user also starts a setuid program.
-_SORT = rf"""
-{_FUNCTIONS}
-function keep(pid) {{
-    few++
-    print "uid_" pid "=" uid[pid]
-    print "cpu_" pid "=" cpu[pid]
-    print stat[pid]
-}}
-BEGIN {{
-    for (n = 1; n < ARGC; n++) {{
-        pid = ARGV[n]
-        gsub(/[^0-9]/, "", pid)
-        if (!fields(pid)) continue
-        if (word[1] == "Z") {{ zombies++; of[word[2]]++; continue }}
-        if (int(word[7] / 2097152) % 2 == 1) continue
-        last = word[37]
-        if (waiting++ >= 16384) {{ unseen++; continue }}
-        if (split(first("/proc/" pid "/status", "^Uid:"), word, /[ \t]+/) < 3) continue
-        seen++
-        if (each[word[2]]++ >= {MOST_OF_USER}) continue
-        uid[pid] = word[2]
-        cpu[pid] = last
-        stat[pid] = text
-        if (word[2] >= {FIRST_USER}) later[++many] = pid
-        else if (few < {MOST_PROCESSES}) keep(pid)
-    }}
-    for (n = 1; n <= many && few < {MOST_PROCESSES}; n++) keep(later[n])
-    if (seen > few) print "more=" seen - few
-    print "zombies=" zombies + 0
-    print "unseen=" unseen + 0
-    for (n = 0; n < 5; n++) {{
-        worst = ""
-        for (parent in of) if (worst == "" || of[parent] > of[worst]) worst = parent
-        if (worst == "") break
-        print "reaps_" worst "=" of[worst]
-        delete of[worst]
-        name = first("/proc/" worst "/comm", "")
-        if (name != "") print "parent_" worst "=" name
-    }}
-}}
-"""
-# The same processes once more. ARGV: their users, in one word, and their pids.
-_AGAIN = rf"""
-{_FUNCTIONS}
-BEGIN {{
-    for (n = 2; n < ARGC; n++) if (fields(ARGV[n])) print text
-    while ((getline line < "/etc/passwd") > 0) {{
-        split(line, word, ":")
-        if (index(ARGV[1], " " word[3] " ")) print "user_" word[3] "=" word[1]
-    }}
-    for (n = 2; n < ARGC; n++) {{
-        print "/proc/" ARGV[n] "/wchan:" first("/proc/" ARGV[n] "/wchan", "")
-        print "/proc/" ARGV[n] "/sched:" first("/proc/" ARGV[n] "/sched", "^se.exec_start *:")
-    }}
-}}
-"""
 
-# mawk fails when a process ends between the opening and the reading of its file (ESRCH). Then awk
-# starts again, and a probe that never succeeds reports it.
-#
-# The script sets nr_hung: the mounts at which an earlier probe hangs, a line each. An earlier
-# section of the same shell may have read the states once, into nr_sorted (`table_script`).
-PROCESSES_SCRIPT = rf"""
-nr_hung=
-nr_failed=
-nr_pids=
-nr_ours=
-nr_uids=' '
-nr_cpus=' '
-nr_self
-nr_sort() {{ nr_sorted=$(awk '{_SORT}' /proc/[0-9]*/stat 2>/dev/null); }}
-if [ -z "${{nr_sorted:-}}" ]; then nr_sort || nr_sort || nr_sort || nr_failed=1; fi
-printf 'processes=1\n%s\n' "$nr_sorted"
-while IFS='_=' read -r nr_key nr_pid nr_id; do
-    case $nr_key in
-    uid)
-        nr_pids="$nr_pids $nr_pid"
-        nr_uids="$nr_uids$nr_id "
-        if [ "$nr_id" = "$nr_self_uid" ]; then nr_ours="$nr_ours $nr_pid"; fi
-        ;;
-    cpu) case $nr_cpus in *" $nr_id "*) ;; *) nr_cpus="$nr_cpus$nr_id " ;; esac ;;
-    esac
-done <<EOF
-$nr_sorted
-EOF
-if [ -n "$nr_pids" ]; then
-    sleep 1
-    printf 'processes=2\n'
-    nr_again() {{ nr_found=$(awk '{_AGAIN}' "$nr_uids" $nr_pids 2>/dev/null); }}
-    nr_again || nr_again || nr_again || nr_failed=1
-    printf '%s\n' "$nr_found"
-    for nr_cpu in $nr_cpus; do
-        taskset -c "$nr_cpu" sed -n "s/^se\.exec_start *:/clock_$nr_cpu:/p" /proc/self/sched
-    done 2>/dev/null
-    # Another user may give a process any name and any arguments, also one that is setuid root,
-    # whose directory in /proc is root's. So only the real uid counts.
-    for nr_pid in $nr_ours; do
-        nr_line=
-        {{ read -r nr_line <"/proc/$nr_pid/comm"; }} 2>/dev/null
-        if [ "$nr_line" = stat ]; then
-            nr_line=$(tr '\0' ' ' <"/proc/$nr_pid/cmdline" 2>/dev/null)
-            case $nr_line in
-            *'{MARK}'*' %n '*)
-                nr_line=${{nr_line##*' %n '}}
-                nr_hung="$nr_hung${{nr_line% }}
-"
-                printf 'ours=%s\n' "$nr_pid"
-                ;;
-            esac
-        fi
-    done
-fi
-# Without awk, or with more arguments than the kernel takes, nothing was read.
-if [ -z "$nr_failed" ]; then printf 'processes=end\n'; fi
-"""
+
+def _states() -> str:
+    return shell.script(
+        "states", MOST_PROCESSES=MOST_PROCESSES, MOST_OF_USER=MOST_OF_USER, FIRST_USER=FIRST_USER
+    )
+
+
+def processes_script() -> str:
+    """The shell text that prints the processes, and sets nr_hung."""
+    return _states() + shell.script("processes", MARK=MARK)
+
 
 _STAT = re.compile(r"(\d{1,10}) \((.*)\) ([DZ])((?: -?\d{1,20}){12})$")
 _SCHED = re.compile(r"^/proc/(\d+)/sched:se\.exec_start\s*:\s*(\d{1,18})(?:\.\d*)?$", re.M)
@@ -266,7 +119,7 @@ def _stats(text: str) -> dict[int, tuple[str, str, list[str]]]:
 
 
 def parse_processes(text: str) -> HostProcesses:
-    """The processes in the output of `PROCESSES_SCRIPT`; never raises."""
+    """The processes in the output of `processes_script`; never raises."""
     sections = re.split(r"^processes=(1|2|end)$", text, flags=re.M)
     parts = dict(zip(sections[1::2], sections[2::2]))
     first_text, second = parts.get("1", ""), parts.get("2", "")
@@ -324,15 +177,8 @@ _NOT_OURS = (
     "fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "fuse.snapfuse", "fuse.squashfuse",
     "fuse.squashfuse_ll", "fuse.fuse-overlayfs",
 )  # fmt: skip
-_SKIPPED = (
-    "/proc/*", "/sys/*", "/run/user/*", "/run/credentials/*", "/run/containerd/*", "/snap/*",
-    "/run/netns/*", "/var/lib/docker/*", "/var/lib/containers/*", "/var/lib/containerd/*",
-    "/var/lib/kubelet/*", "/var/lib/lxcfs", "/run/containers/*", "/run/crio/*", "/run/docker/*",
-    "/run/k3s/*", "/var/lib/rancher/*",
-)  # fmt: skip
 #: MiB, free per cent, free inodes per cent.
 Size = tuple[Optional[int], Optional[float], Optional[float]]
-_FORMAT = f"{MARK}%S %b %f %a %c %d %n"
 
 
 def escaped(path: str) -> str:
@@ -354,149 +200,28 @@ $3 ~ /^fuse(\.|$)/ && ("," $4) ~ /,user_id=[1-9][0-9][0-9][0-9]/ &&
     !index(ENVIRON["NR_WANTED"], " " $2 " ") { next }
 { print FILENAME ":" FNR ":" substr($1, 1, 1024), $2, $3, substr($4, 1, 256) }
 """
-# The states of the processes first, and then the table: one awk less.
-_BOTH = rf"""{_SORT}
-BEGIN {{
-    print "table"
-    ARGV[1] = "{TABLE}"
-    ARGC = 2
-}}
-{_ROWS}"""
 
 
 def _policy_paths(policy: Policy) -> str:
     return shell.quote(f" {' '.join(map(escaped, policy.mounts))} ")
 
 
-def _read(policy: Policy) -> str:
-    """The shell text that reads the table into nr_table, in the form of nr_lines.
-
-    A table that an earlier section of the same shell has read is not read again.
-    """
-    read = f"NR_WANTED={_policy_paths(policy)} awk '{_ROWS}' {TABLE}"
-    return f'if [ -z "${{nr_table:-}}" ]; then nr_table=$({read}); fi\n'
-
-
 def table_script(policy: Policy) -> str:
     """The shell text that prints the kernel's table, and sets nr_sorted and nr_table."""
-    return rf"""
-    nr_look() {{
-        nr_looked=$(NR_WANTED={_policy_paths(policy)} awk '{_BOTH}' /proc/[0-9]*/stat 2>/dev/null)
-    }}
-    if nr_look || nr_look || nr_look; then
-        nr_table=${{nr_looked#*"
-table
-"}}
-        nr_sorted=${{nr_looked%%"
-table
-"*}}
-    fi
-    {_read(policy)}
-    printf '%s\n' "$nr_table"
-    """
-
-
-# A file system may be mounted in many places: a local one is asked once. A mount below a network
-# mount is asked like a network mount, because its path leads through the network mount.
-_CHOOSE = rf"""
-set -f
-nr_local=' '
-nr_net=' '
-nr_seen=' '
-IFS='
-'
-for nr_row in $nr_table; do
-    unset IFS
-    set -- ${{nr_row#{TABLE}:*:}}
-    nr_dev=${{1:-}} nr_path=${{2:-}} nr_type=${{3:-}} nr_opts=${{4:-}}
-    nr_kind=
-    nr_wanted=
-    case $nr_path in @WANTED@) nr_wanted=1 ;; esac
-    case $nr_type in
-    autofs) continue ;;
-    {"|".join(_NOT_OURS)}) ;;
-    {"|".join(NETWORK)}) nr_kind=net ;;
-    {"|".join(LOCAL)}) nr_kind=local ;;
-    tmpfs)
-        case $nr_opts in
-        ro|ro,*) ;;
-        *) nr_kind=local nr_dev="$nr_dev:$nr_path" ;;
-        esac
-        ;;
-    overlay) if [ "$nr_path" = / ]; then nr_kind=local; fi ;;
-    esac
-    case $nr_path in {"|".join(_SKIPPED)}) nr_kind= ;; esac
-    # A path with a newline could print any line.
-    case $nr_path in *\\012*) continue ;; esac
-    if [ -n "$nr_wanted" ]; then
-        nr_kind=${{nr_kind:-net}}
-    else
-        case $nr_type in
-        fuse*) ;;
-        *) case $nr_seen in *" $nr_type:$nr_dev "*) nr_kind= ;; esac ;;
-        esac
-    fi
-    if [ -z "$nr_kind" ]; then continue; fi
-    nr_seen="$nr_seen$nr_type:$nr_dev "
-    for nr_other in $nr_net; do
-        case "$nr_path/" in "${{nr_other%/}}/"*) nr_kind=net ;; esac
-    done
-    case $nr_net in *" $nr_path "*) continue ;; esac
-    case $nr_local in
-    *" $nr_path "*)
-        if [ $nr_kind = local ]; then continue; fi
-        nr_local=${{nr_local%%" $nr_path "*}}' '${{nr_local#*" $nr_path "}}
-        ;;
-    esac
-    if [ $nr_kind = net ]; then nr_net="$nr_net$nr_path "; else nr_local="$nr_local$nr_path "; fi
-done
-unset IFS
-"""
-
-# The processes of the network mounts share a separate pipe. It is read until all processes have
-# ended, or for ANSWER_S and the time to kill: so the section ends even when a process never does.
-_ASK = rf"""
-nr_path() {{
-    case $1 in
-    *\\*) nr_file=$(printf '%b.' "$1") nr_file=${{nr_file%.}} ;;
-    *) nr_file=$1 ;;
-    esac
-}}
-nr_nets() {{
-    nr_count=0
-    for nr_mount in $nr_net; do
-        nr_count=$((nr_count + 1))
-        if [ $nr_count -gt {MOST_MOUNTS} ]; then printf 'over=%s\n' "$nr_mount"; continue; fi
-        printf 'asked=%s\n' "$nr_mount"
-        nr_path "$nr_mount"
-        case "
-$nr_hung" in
-        *"
-$nr_file
-"*) continue ;;
-        esac
-        timeout -k 1 {ANSWER_S} stat -f -c '{_FORMAT}' "$nr_file" 2>&1 &
-    done
-}}
-set --
-printf 'mounts=begin\n'
-for nr_mount in $nr_local; do
-    printf 'asked=%s\n' "$nr_mount"
-    nr_path "$nr_mount"
-    set -- "$@" "$nr_file"
-done
-if [ $# -gt 0 ]; then stat -f -c '{_FORMAT}' "$@" 2>&1; fi
-printf 'mounts=local\n'
-if [ "$nr_net" != ' ' ]; then nr_nets | timeout -k 1 {ANSWER_S + 2} cat; fi
-printf 'mounts=end\n'
-set +f
-"""
+    return _states() + shell.script(
+        "mount_table", ROWS=_ROWS, TABLE=TABLE, WANTED=_policy_paths(policy)
+    )
 
 
 def script(policy: Policy) -> str:
-    """The shell text. It follows PROCESSES_SCRIPT, which sets nr_hung."""
-    pattern = "|".join(shell.quote(escaped(path)) for path in policy.mounts) or "''"
-    return f"{_read(policy)}{_CHOOSE.replace('@WANTED@', pattern)}{_ASK}"
+    """The shell text about the mounts. It follows `processes_script`, which sets nr_hung."""
+    kinds = {"NOT_OURS": _NOT_OURS, "NETWORK": NETWORK, "LOCAL": LOCAL}
+    return shell.script(
+        "mounts", ROWS=_ROWS, TABLE=TABLE, WANTED=_policy_paths(policy), MARK=MARK,
+        PATTERN="|".join(shell.quote(escaped(path)) for path in policy.mounts) or "''",
+        MOST_MOUNTS=MOST_MOUNTS, ANSWER_S=ANSWER_S, CAT_S=ANSWER_S + 2,
+        **{name: "|".join(patterns) for name, patterns in kinds.items()},
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

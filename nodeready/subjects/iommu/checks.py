@@ -58,10 +58,8 @@ def tool(observed: Iommu) -> tuple[str, ...]:
     ):
         # systemd-boot does not read the files that GRUB's tools write.
         return ()
-    for family, command in _COMMANDS:
-        if observed.family == family and command[0] in observed.tools:
-            return command
-    return ()
+    commands = (command for family, command in _COMMANDS if family == observed.family)
+    return next((command for command in commands if command[0] in observed.tools), ())
 
 
 def own_line(args: tuple[str, ...]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from nodeready.core import shell
 from nodeready.core.base import Line, Output, Probe, ProbeError, Section, by_path, kernel_arguments
 
 if TYPE_CHECKING:
@@ -164,16 +165,13 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 def _value(text: str, variables: Mapping[str, str]) -> str | None:
     """The value of a shell assignment's right side; None where only a shell can expand it."""
-    value = ""
-    at = 0
+    value, at = "", 0
     while at < len(text) and not text[at].isspace() and text[at] not in ";#":
         if (match := _PIECE.match(text, at)) is None:
             return None
         double, single, escaped, bare = match.groups()
-        if single is not None:
-            value += single
-        elif escaped is not None:
-            value += escaped
+        if single is not None or escaped is not None:
+            value += single or escaped or ""
         else:
             part = double if double is not None else bare
             if "`" in part or "$(" in part or "\\\n" in part:
@@ -195,8 +193,7 @@ class Configured(NamedTuple):
 def configured(lines: Iterable[Line]) -> Configured:
     """The arguments that /etc/default/grub and grub.d set; ``lines`` in the order of reading."""
     values: dict[str, str] = {}
-    last: Line | None = None
-    readable = True
+    last, readable = None, True
     for line in lines:
         if (match := _ASSIGNMENT.match(line.text)) is None:
             readable = readable and "GRUB_CMDLINE_LINUX+=" not in line.text
@@ -206,10 +203,8 @@ def configured(lines: Iterable[Line]) -> Configured:
             readable = False
         else:
             values[match[1]] = value
-    tokens: list[str] = []
-    for variable in VARIABLES:
-        tokens.extend(kernel_arguments(values.get(variable, "")))
-    return Configured(tuple(tokens) if readable else None, last)
+    tokens = tuple(t for name in VARIABLES for t in kernel_arguments(values.get(name, "")))
+    return Configured(tokens if readable else None, last)
 
 
 # --- The boot loader's entry of the next boot, and its kernel command line.
@@ -326,8 +321,7 @@ def find_next_boot(
     files: Mapping[str, list[Line]], family: str
 ) -> tuple[Entry | None, tuple[Entry, ...]]:
     """The entry of the next boot, and all further entries, which decide on RHEL's family."""
-    variables: dict[str, str] = {}
-    env: dict[str, str] = {}
+    variables, env = dict[str, str](), dict[str, str]()
     default, bls = "", False
     menu: list[_Item] = []
     for path, lines in files.items():
@@ -352,8 +346,7 @@ def find_next_boot(
             default = default or (defaults[-1] if defaults else "")
     variables.update(env)
     default = env.get("next_entry", "") or expand(default, env)
-    entries: dict[str, Entry] = {}
-    titles: dict[str, str] = {}
+    entries, titles = dict[str, Entry](), dict[str, str]()
     for path, lines in files.items():
         for line in lines if path.startswith(f"{ENTRIES}/") else ():
             if line.text.startswith("options") and path not in entries:
@@ -379,56 +372,16 @@ OWN_VARIABLE = "nodeready_args"
 
 #: The scripts that write GRUB's entries from GRUB_CMDLINE_LINUX.
 GENERATED = ("10_linux", "10_linux_zfs", "20_linux_xen", "")
-_TOOLS = ("update-grub", "grub-mkconfig", "grubby", "grub2-mkconfig")
 
 
 def _script(policy: Policy) -> str:
     if policy.iommu_args == ():
         return ":"
-    assignment = "nr_amd=1" if policy.iommu_args else "nr_amd="
-    pattern = (
-        r"^[[:space:]]*(export[[:space:]]+)?GRUB_CMDLINE_LINUX|^[[:space:]]*(set )?[A-Za-z_]+=|"
-        r"^(options|title|default)[[:space:]]|^[[:space:]]*linux(16|efi)?[[:space:]]|"
-        r"^[[:space:]]*(menuentry|submenu|function)[[:space:]]|^[[:space:]]*}|"
-        r"^[[:space:]]*blscfg|^### (BEGIN|END) "
-    )
-    return rf"""
-    {assignment}
-    for nr_dir in /sys/bus/pci/devices/*; do
-        nr_line=
-        {{ read -r nr_line <"$nr_dir/vendor"; }} 2>/dev/null
-        if [ "$nr_line" = {VENDOR} ]; then
-            nr_value device "$nr_dir/device"
-            nr_amd=1
-        fi
-    done
-    if [ -n "$nr_amd" ]; then
-        nr_value cpus /sys/devices/system/cpu/online
-        nr_value live /proc/cmdline
-        while read -r nr_line; do
-            case $nr_line in vendor_id*) printf 'cpu=%s\n' "${{nr_line##* }}"; break ;; esac
-        done </proc/cpuinfo
-        for nr_file in {" ".join(GRUB_CFG)} {ENTRIES}; do
-            if [ -e "$nr_file" ] && [ ! -r "$nr_file" ]; then
-                printf 'unreadable=%s\n' "$nr_file"
-            fi
-            for nr_own in {DEFAULT_GRUB} {GRUB_D}/*nodeready*.cfg; do
-                if [ -f "$nr_file" ] && [ "$nr_file" -nt "$nr_own" ]; then
-                    printf 'newer=%s %s\n' "$nr_own" "$nr_file"
-                fi
-            done
-        done
-        for nr_file in {GRUB_D}/*.cfg; do
-            if [ -e "$nr_file" ]; then printf 'dropin=%s\n' "$nr_file"; fi
-        done
-        nr_have {" ".join(_TOOLS)}
-        grep -asHnE '{pattern}' /etc/os-release {DEFAULT_GRUB} {GRUB_D}/*.cfg \
-            {" ".join(GRUB_CFG)} {ENTRIES}/*.conf {LOADER_CONF} \
-            {" ".join(GRUBENV)} /dev/null
-        nr_exact {DEFAULT_GRUB}
-    fi
-    :
-    """
+    return shell.script(
+        "iommu", NR_AMD="1" if policy.iommu_args else "", VENDOR=VENDOR, ENTRIES=ENTRIES,
+        GRUB_CFG=" ".join(GRUB_CFG), GRUBENV=" ".join(GRUBENV), LOADER_CONF=LOADER_CONF,
+        DEFAULT_GRUB=DEFAULT_GRUB, GRUB_D=GRUB_D,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -464,21 +417,15 @@ def count_listed(ranges: str) -> int | None:
 
 def _family(lines: Iterable[Line]) -> str:
     """debian, redhat or suse, from ID and ID_LIKE of os-release(5)."""
-    values: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.text.partition("=")
-        values[name] = value.strip().strip("\"'")
+    rows = (line.text.partition("=") for line in lines)
+    values = {name: value.strip().strip("\"'") for name, _, value in rows}
     words = f"{values.get('ID', '')} {values.get('ID_LIKE', '')}".lower().split()
     families = {
-        "debian": ("debian", "ubuntu"),
-        "redhat": ("rhel", "fedora", "centos", "rocky", "almalinux"),
-        "suse": ("suse", "sles", "opensuse", "sle_hpc"),
-    }
-    for word in words:
-        for family, names in families.items():
-            if word in names or (family == "suse" and word.startswith("opensuse")):
-                return family
-    return ""
+        "debian": "debian|ubuntu", "redhat": "rhel|fedora|centos|rocky|almalinux",
+        "suse": "suse|sles|opensuse.*|sle_hpc",
+    }  # fmt: skip
+    matches = (name for word in words for name, ids in families.items() if re.fullmatch(ids, word))
+    return next(matches, "")
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:

@@ -36,11 +36,9 @@ def _is_enough(value: int, limit: int) -> bool:
 
 
 def _policy_limit(policy: Policy, item: str) -> int:
-    text = str(getattr(policy, f"limit_{item}"))
+    text, unlimited = str(getattr(policy, f"limit_{item}")), limit_files.UNLIMITED
     return (
-        limit_files.UNLIMITED
-        if text == "unlimited"
-        else min(int(text) * limit_files.ITEMS[item], limit_files.UNLIMITED)
+        unlimited if text == "unlimited" else min(int(text) * limit_files.ITEMS[item], unlimited)
     )
 
 
@@ -107,9 +105,8 @@ def _breaks_logins(observed: Limits, entry: LimitEntry) -> bool:
 
     For "unlimited" files, pam_limits sets fs.nr_open.
     """
-    return entry.value != limit_files.UNLIMITED and entry.value > highest_possible(
-        observed, entry.item
-    )
+    highest = highest_possible(observed, entry.item)
+    return entry.value != limit_files.UNLIMITED and entry.value > highest
 
 
 def _line_problem(observed: Limits, entry: LimitEntry, limit: int) -> str:

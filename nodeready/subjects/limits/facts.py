@@ -21,9 +21,6 @@ _PROC_NAMES = {
 }  # fmt: skip
 
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
-# Whether $nr_pid is an ordinary user's process (UID_MIN is 1000). Such a process may have the name
-# of a service and lower limits.
-_IS_USERS_PROCESS = 'nr_status Uid "/proc/$nr_pid"; [ "${nr_field:-0}" -ge 1000 ]'
 
 
 def _service_script(service: str) -> str:
@@ -38,58 +35,11 @@ def _service_script(service: str) -> str:
     procs = " ".join(
         shell.quote(f"{root}/system.slice/{service}.service/cgroup.procs") for root in _CGROUPS
     )
-    name = shell.quote(service)
-    return rf"""
-    for nr_file in {files}; do
-        if [ -e "$nr_file" ] || [ -L "$nr_file" ]; then
-            # A link to /dev/null masks the unit: no regular file.
-            if [ -f "$nr_file" ]; then
-                printf 'unit=%s %s\n' {name} "$nr_file"
-                set -- "$@" "$nr_file" {dropins}
-                nr_there there {dropins}
-            fi
-            break
-        fi
-    done
-    nr_first= nr_main= nr_persons=
-    for nr_file in {procs}; do
-        if [ ! -r "$nr_file" ]; then continue; fi
-        while read -r nr_pid; do
-            nr_comm=
-            {{ read -r nr_comm <"/proc/$nr_pid/comm"; }} 2>/dev/null || continue
-            # Without cgroups for jobs, the processes of jobs are in slurmd's cgroup.
-            if {_IS_USERS_PROCESS}; then
-                if [ -n "$nr_first" ] && [ -z "$nr_persons" ]; then continue; fi
-                nr_persons=1
-            fi
-            nr_first=${{nr_first:-$nr_pid}}
-            if [ "$nr_comm" = {shell.quote(service[:15])} ]; then nr_main="$nr_main $nr_pid"; fi
-        done <"$nr_file"
-    done
-    for nr_pid in ${{nr_main:-$nr_first}}; do
-        printf 'process=%s %s\n' {name} "$nr_pid"
-        set -- "$@" "/proc/$nr_pid/limits"
-    done
-    """
+    return shell.script(
+        "limits_service", FILES=files, DROPINS=dropins, PROCS=procs, NAME=shell.quote(service),
+        COMMAND=shell.quote(service[:15]),
+    )  # fmt: skip
 
-
-# Without CAP_SYS_RESOURCE (in a container) root may not raise a hard limit above sshd's own. A
-# strict pam_limits then refuses the login, so the probe reads the limits that root can set. The
-# capability is bit 24, in the tenth digit of CapBnd.
-_NO_RESOURCE = "?????????[02468ace]??????"
-_CEILING = rf"""
-    nr_self
-    case $nr_self_bound in
-    {_NO_RESOURCE})
-        nr_pid=1
-        {{ read -r nr_pid </run/sshd.pid; }} 2>/dev/null
-        printf 'ceiling=%s\n' "$nr_pid"
-        set -- "$@" "/proc/$nr_pid/limits"
-        nr_find limits '/etc/pam.d/*' '/usr/lib/pam.d/*'
-        printf '%s' "$nr_found"
-        ;;
-    esac
-"""
 
 _STRICT = re.compile(r"-?session[ \t\v\f\r]+requi.*pam_limits")
 
@@ -111,25 +61,14 @@ def _script(policy: Policy) -> str:
     )
     sshd = " ".join((*limit_files.SSHD_CONFIG, *limit_files.SSHD_INCLUDED))
     names = "|".join(shell.quote(service[:15]) for service in services)
-    scan = rf"""
-    nr_find limits '/proc/*/comm:*'
-    for nr_row in $nr_found; do
-        nr_pid=${{nr_row%%/comm:*}}
-        nr_pid=${{nr_pid#/proc/}}
-        nr_comm=${{nr_row#*:1:}}
-        case $nr_comm in {names}) ;; *) continue ;; esac
-        {_IS_USERS_PROCESS} && continue
-        printf 'process=%s %s\n' "$nr_comm" "$nr_pid"
-        set -- "$@" "/proc/$nr_pid/limits"
-    done
-    """
+    scan = shell.script("limits_processes", NAMES=names) if services else ""
     return rf"""
     if [ -d /run/systemd/system ]; then printf 'systemd=1\n'; fi
     nr_there there {limits} {manager}
     set --
     {"".join(_service_script(service) for service in services)}
-    {scan if services else ""}
-    {_CEILING}
+    {scan}
+    {shell.library("limits_ceiling")}
     nr_lines set {limits} {manager} {pam} {sshd} "$@" {_NR_OPEN_FILE}
     """
 

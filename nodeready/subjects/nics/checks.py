@@ -15,16 +15,8 @@ from nodeready.core.settings import rows
 from nodeready.core.severity import CABLES, Cost, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
 from nodeready.subjects.hardware_log import faults_check
-from nodeready.subjects.nics.facts import (
-    ENVIRONMENT,
-    NCCL_CONF,
-    PROBE,
-    Nics,
-    compared,
-    counters,
-    derived,
-    learned,
-)
+from nodeready.subjects.nics import facts
+from nodeready.subjects.nics.facts import ENVIRONMENT, NCCL_CONF, Nics
 from nodeready.subjects.nics.nic import NET, Bond, Nic
 
 # --- Since the last audit: lost links and broken packets.
@@ -480,8 +472,8 @@ def variables(observed: Nics, policy: Policy) -> Result:
         for n, nic in observed.interfaces.items()
     )
     files = (NcclFile(NCCL_CONF, tuple(of_nccl.items())),)
-    facts = EnvironmentFacts(interfaces=interfaces, nccl_conf=files)
-    findings = judge([RankEnvironment("node", of_job)], {"node": facts}, nccl=None)
+    of_node = {"node": EnvironmentFacts(interfaces=interfaces, nccl_conf=files)}
+    findings = judge([RankEnvironment("node", of_job)], of_node, nccl=None)
     if failures := [finding for finding in findings if finding.weight > 1]:
         name, text = failures[0].variable, join_first(finding.text for finding in failures)
         source = ENVIRONMENT if name in environment else NCCL_CONF
@@ -502,7 +494,8 @@ SUBJECT = result.Subject(
         expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors, variables,
         kernel_faults,
     ),
-    probe=PROBE, compared=compared, derived=derived, learned=learned, counters=counters,
+    probe=facts.PROBE, compared=facts.compared, derived=facts.derived, learned=facts.learned,
+    counters=facts.counters,
     kinds=result.FactKinds(
         # The peers of a run decide what the run derives; packets are dropped on healthy nodes.
         volatile="""

@@ -20,17 +20,10 @@ from nodeready.core.settings import rows
 from nodeready.subjects.gpus import kernel_log
 from nodeready.subjects.hardware_log import HardwareLog
 from nodeready.subjects.nics import nic
-from nodeready.subjects.nics.nic import BOND_FILES, Bond, Nic, Route, parse_bonding
+from nodeready.subjects.nics.nic import Bond, Nic, Route, parse_bonding
 
 # --- The probe of all interfaces.
 
-_FILES = (
-    "address carrier carrier_changes duplex flags mtu operstate phys_port_name speed type uevent"
-    " statistics/rx_errors statistics/tx_errors statistics/rx_crc_errors"
-    " statistics/rx_dropped statistics/tx_dropped"
-    " device/uevent device/numa_node device/infiniband/*/fw_ver"
-    f" {BOND_FILES}"
-)
 #: The counters whose change since an earlier audit is judged.
 COUNTED = ("carrier_changes", "rx_errors", "tx_errors", "rx_crc_errors")
 #: Names of interfaces that never carry traffic between nodes, even with routes.
@@ -39,39 +32,10 @@ _NOT_FOR_PEERS = re.compile(
     r"|tailscale|tunl|vxlan|weave"
 )
 
-# The node's ends of the interfaces of containers and virtual machines, by the names that Docker
-# and CNI plugins give. There can be hundreds, and no check needs them.
-_CONTAINER_ENDS = (
-    "veth[0-9a-f]??????*|cali???????????|lxc[0-9a-f]????*|eni[0-9a-f]??????????"
-    "|gke[0-9a-f]??????????|azv[0-9a-f]??????????|tap*|vnet[0-9]*"
-)
-
 
 def _script(policy: Policy) -> str:
-    policy_names = "|".join(shell.quote(name) for name in rows(policy.nics))
-    # The names need no quotes: the kernel allows no white space and no slash in them.
-    files = " ".join(f"$nr_dir/{name}" for name in _FILES.split())
-    return rf"""
-    nr_ends=0 nr_files=
-    for nr_dir in {nic.NET}/*; do
-        nr_name=${{nr_dir##*/}}
-        case $nr_name in
-        {f"{policy_names}) ;;" if policy_names else ""}
-        {_CONTAINER_ENDS}) nr_ends=$((nr_ends + 1)); continue ;;
-        esac
-        if [ ! -e "$nr_dir/ifindex" ]; then continue; fi
-        nr_files="$nr_files {files}"
-        for nr_upper in "$nr_dir"/upper_*; do
-            if [ ! -e "$nr_upper" ]; then continue; fi
-            printf 'upper=%s %s\n' "$nr_name" "${{nr_upper##*/upper_}}"
-            if [ "$nr_upper" -ef "$nr_dir/master" ]; then
-                printf 'master=%s %s\n' "$nr_name" "${{nr_upper##*/upper_}}"
-            fi
-        done
-    done
-    printf 'ends=%s\n' "$nr_ends"
-    nr_lines raw $nr_files
-    """
+    named = "|".join(shell.quote(name) for name in rows(policy.nics)) or "''"
+    return shell.script("nics", NET=nic.NET, NAMED=named)
 
 
 @dataclass(frozen=True)
@@ -143,12 +107,7 @@ def _parse_interfaces(output: Output) -> _BareInterfaces:
         raise ProbeError(f"no interface in {nic.NET}", text.strip())
     uppers, masters = _pairs(output.all("upper")), _pairs(output.all("master"))
     nics = {
-        name: nic.parse(
-            name,
-            values,
-            master=next(iter(masters.get(name, ())), None),
-            upper=tuple(uppers.get(name, ())),
-        )
+        name: nic.parse(name, values, masters.get(name, ()), uppers.get(name, ()))
         for name, values in attributes.items()
     }
     ends = number((*output.all("ends"), "0")[0], "a number of interfaces")

@@ -6,9 +6,10 @@ import ipaddress
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from nodeready.core.base import Output, Section, cached_last
 from nodeready.core.parsed_template import fast_replace
@@ -361,6 +362,8 @@ def attributes(text: str) -> dict[str, dict[str, str]]:
 #: A file with an attribute per line -> the prefix of their names.
 _EVENTS = {"uevent": "", "device.uevent": "device."}
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
+#: Counts of packets, which are fields of `Nic`.
+_STATISTICS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors")
 
 
 def _number(text: str | None) -> int | None:
@@ -396,7 +399,7 @@ def _kind(values: Mapping[str, str], hardware: bool) -> str:
 
 
 def parse(
-    name: str, values: Mapping[str, str], *, master: str | None, upper: tuple[str, ...]
+    name: str, values: Mapping[str, str], masters: Sequence[str], uppers: Sequence[str]
 ) -> Nic:
     """The interface of these attributes: "mtu", "DEVTYPE" of uevent, "device.DRIVER" and so on.
     Its addresses come from `routes`.
@@ -407,6 +410,8 @@ def parse(
     hardware = "device.uevent" in values or any(key.startswith("device.") for key in values)
     flags, carrier, duplex = values.get("flags", ""), values.get("carrier"), values.get("duplex")
     speed = _at_least(_number(values.get("speed")), 1)
+    names = ("carrier_changes", *_STATISTICS)
+    counts: dict[str, Any] = {name: parse_count(values.get(name)) for name in names}
     return Nic(
         name=name,
         kind=_kind(values, hardware),
@@ -419,28 +424,19 @@ def parse(
         mac=values.get("address"),
         driver=values.get("device.DRIVER"),
         firmware=values.get("firmware"),
-        carrier_changes=parse_count(values.get("carrier_changes")),
         pci_address=values.get("device.PCI_SLOT_NAME"),
         numa_node=_at_least(_number(values.get("device.numa_node")), 0),
-        master=master,
-        upper=upper,
-        rx_errors=parse_count(values.get("rx_errors")),
-        tx_errors=parse_count(values.get("tx_errors")),
-        rx_dropped=parse_count(values.get("rx_dropped")),
-        tx_dropped=parse_count(values.get("tx_dropped")),
-        rx_crc_errors=parse_count(values.get("rx_crc_errors")),
+        master=masters[0] if masters else None,
+        upper=tuple(uppers),
+        **counts,
     )
 
 
 #: The files with values of a single interface -> the only field that depends on the value.
 _VARIES = {
-    "address": "mac",
-    "carrier_changes": "carrier_changes",
-    **{
-        f"statistics/{name}": name
-        for name in ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors")
-    },
-}
+    "address": "mac", "carrier_changes": "carrier_changes",
+    **{f"statistics/{name}": name for name in _STATISTICS},
+}  # fmt: skip
 
 
 def find_varying(lines: Iterable[str]) -> Callable[[str], bool]:
@@ -475,13 +471,6 @@ def with_values(interfaces: Mapping[str, Nic], differing: Mapping[str, str]) -> 
 # --- Bonds: /sys/class/net/BOND/bonding, and the bonding_slave of each slave.
 #
 # Rules: Documentation/networking/bonding.rst, drivers/net/bonding/bond_sysfs{,_slave}.c.
-
-#: The files of a bond and of a slave, below the interface's directory.
-BOND_FILES = (
-    "bonding/mode bonding/mii_status bonding/slaves bonding/active_slave bonding/ad_aggregator"
-    " bonding/ad_partner_mac"
-    " bonding_slave/mii_status bonding_slave/ad_aggregator_id bonding_slave/link_failure_count"
-)
 
 #: The mode of a bond in which the switch takes part.
 LACP = "802.3ad"

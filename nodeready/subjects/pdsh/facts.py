@@ -23,39 +23,20 @@ _SHELL_FILES = (
     "/etc/zshrc", "/etc/zsh/zshrc", "/etc/csh.cshrc", "/etc/csh.login", "/etc/default/locale",
 )  # fmt: skip
 
-_LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/lib/*-linux-*", "/usr/local/lib", "/usr/local/lib64")
-
 
 def _script(policy: Policy) -> str:
-    modules = " ".join(f"{parent}/pdsh/sshcmd.so" for parent in _LIBRARIES)
-    return rf"""
-    nr_have pdsh
-    if [ -e /etc/debian_version ] || [ -d /etc/pdsh ]; then printf 'debian=1\n'; fi
-    for nr_file in /etc/csh.* {PROFILE_D}/*.csh; do
-        if [ -e "$nr_file" ]; then printf 'csh=1\n'; break; fi
-    done
-    for nr_file in {modules}; do
-        if [ -e "$nr_file" ]; then printf 'module=%s\n' "$nr_file"; fi
-    done
-    nr_exact {RCMD_DEFAULT} {ENVIRONMENT}
-    nr_find pdsh {" ".join(f"'{name}:*'" for name in (*_SHELL_FILES, f"{PROFILE_D}/*"))}
-    printf '%s' "$nr_found"
-    """
+    searched = " ".join(f"'{name}:*'" for name in (*_SHELL_FILES, f"{PROFILE_D}/*"))
+    return shell.script(
+        "pdsh", PROFILE_D=PROFILE_D, FOUND=searched,
+        RCMD_DEFAULT=RCMD_DEFAULT, ENVIRONMENT=ENVIRONMENT,
+    )  # fmt: skip
 
 
 def _seeks(policy: Policy) -> str:
     return f"nr_seek {VARIABLE} {' '.join(_SHELL_FILES)} {PROFILE_D}/*.sh {PROFILE_D}/*.csh"
 
 
-# --- The ~/.pdshrc of the policy's users.
-#
-# It is read with the user's rights: a link in a home directory then shows nothing that the user
-# could not read, and a home on NFS that is closed to root can be read. The reading process is the
-# user's: the user may stop it, trace it, take its descriptors and write anything (ptrace(2)). The
-# file may be a FIFO, on the user's file system (fuse(4)) or under a lease (fcntl(2)). So the
-# process has no descriptor but a separate pipe, an empty environment and a separate session.
-# root's `base64` reads the pipe for a limited time, and root's `head` takes a limited size of it.
-# All users are asked at once and nothing waits for their processes: no user delays another.
+# --- The ~/.pdshrc of the policy's users: sh/pdshrc.sh reads them.
 
 #: Seconds that a home directory has to answer.
 ANSWER_S = 3
@@ -71,76 +52,16 @@ def most_bytes(policy: Policy) -> int:
     return max(4096, min(MOST_BYTES, _ALL_BYTES // max(1, len(policy.pdshrc_users))))
 
 
-# The state comes first. Without the last line, the file was not read to its end.
-_AS_USER = r"""
-    if [ ! -d "$1" ]; then printf 'none\n\nnodeready: end'; exit; fi
-    nr_state=
-    if [ ! -w "$1" ]; then nr_state=readonly; fi
-    if [ -f "$1/.pdshrc" ] && [ -r "$1/.pdshrc" ]; then
-        echo "file $nr_state"
-        head -c "$2" "$1/.pdshrc" || exit
-    elif [ -e "$1/.pdshrc" ] || [ -L "$1/.pdshrc" ]; then
-        echo "nofile unreadable"
-    else
-        echo "nofile $nr_state"
-    fi
-    printf '\nnodeready: end'
-"""
-
-
 def _users_script(policy: Policy) -> str:
     if not policy.pdshrc_users:
         return ":"
-    names = " ".join(shell.quote(name) for name in policy.pdshrc_users)
     maximum_bytes = most_bytes(policy)
-    # Whole lines of base64, enough to show that a file exceeds ``maximum_bytes``.
-    base64_bytes = ((maximum_bytes + 64) // 57 + 1) * 77
-    return rf"""
-    nr_text={shell.quote(shell.minify(_AS_USER))}
-    if command -v getent >/dev/null 2>&1; then nr_passwd=$(getent passwd {names})
-    else nr_passwd=$(cat /etc/passwd); fi
-    # PAM is not asked: its modules read files of the user's.
-    nr_find_setpriv
-    nr_look() {{
-        nr_user=$1
-        set -- sh -c "$nr_text" sh "$nr_home" {maximum_bytes + 1}
-        if [ "$nr_me" != 0 ]; then :
-        elif [ -n "$nr_setpriv" ]; then
-            set -- setpriv --reuid="$nr_uid" --regid="$nr_gid" --init-groups -- "$@"
-        elif command -v runuser >/dev/null 2>&1; then set -- runuser -u "$nr_user" -- "$@"
-        else set -- su -s /bin/sh "$nr_user" -c "$nr_text" sh "$nr_home" {maximum_bytes + 1}; fi
-        exec setsid timeout -s KILL {ANSWER_S} env -i PATH="$PATH" LC_ALL=C "$@"
-    }}
-    nr_rest() {{
-        shift
-        nr_users "$@"
-    }}
-    nr_users() {{
-        if [ $# = 0 ]; then return; fi
-        nr_home=
-        while IFS=: read -r nr_name nr_x nr_uid nr_gid nr_gecos nr_home nr_shell; do
-            if [ "$nr_name" = "$1" ]; then break; fi
-            nr_home=
-        done <<NODEREADY
-$nr_passwd
-NODEREADY
-        case $nr_uid:$nr_gid in *[!0-9:]* | :* | *:) nr_home= ;; esac
-        if [ -z "$nr_home" ]; then
-            nr_rest "$@"
-            return
-        fi
-        printf 'uid=%s %s\nuser=%s %s\n' "$1" "$nr_uid" "$1" "$nr_home"
-        {{
-            nr_look "$1" </dev/null 2>/dev/null 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&- &
-        }} | timeout -k 1 {ANSWER_S + 1} base64 | {{
-            nr_rest "$@" </dev/null
-            printf '\nread=%s\n' "$1"
-            exec head -c {base64_bytes}
-        }}
-    }}
-    nr_users {names}
-    :
-    """
+    return shell.script(
+        "pdshrc", NAMES=shell.join(policy.pdshrc_users), ANSWER_S=ANSWER_S, LATEST_S=ANSWER_S + 1,
+        AS_USER=shell.quote(shell.library("pdshrc_as_user")), READ_BYTES=maximum_bytes + 1,
+        # Whole lines of base64, enough to show that a file exceeds ``maximum_bytes``.
+        PRINTED_BYTES=((maximum_bytes + 64) // 57 + 1) * 77,
+    )  # fmt: skip
 
 
 _FIRST_PERSON = 1000

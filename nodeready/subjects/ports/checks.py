@@ -102,10 +102,9 @@ def ephemeral(observed: facts.Ports, policy: Policy) -> Result:
     reserved = observed.reserved or ()
     live_ports = facts.overlap(facts.without(observed.ephemeral, reserved), *ports)
     range_line, reserved_line = observed.ephemeral_boot.winner, observed.reserved_boot.winner
-    range_boot = (
-        facts.parse_range(range_line.value) if range_line else None
-    ) or facts.KERNEL_EPHEMERAL
-    reserved_boot = (facts.parse_ranges(reserved_line.value) if reserved_line else None) or ()
+    range_boot = facts.parse_range(range_line.value if range_line else "")
+    range_boot = range_boot or facts.KERNEL_EPHEMERAL
+    reserved_boot = facts.parse_ranges(reserved_line.value if reserved_line else "") or ()
     boot_ports = facts.overlap(facts.without(range_boot, reserved_boot), *ports)
     source = ", ".join(line.source for line in (range_line, reserved_line) if line)
     actual = (

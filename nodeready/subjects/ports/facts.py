@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nodeready.core import sysctl
+from nodeready.core import shell, sysctl
 from nodeready.core.base import Output, Probe, ProbeError, Section, by_path, number
 from nodeready.core.policy import Policy
 from nodeready.core.result import ALONE, FleetFacts
@@ -60,117 +60,14 @@ def without(ports: Range, removed: Iterable[Range]) -> tuple[Range, ...]:
     return overlap((*parts, (start, ports[1])), *ports)
 
 
-#: Maximum of rules that are printed, and of their characters: a rule that people write has fewer.
+#: Maximum of rules that are printed.
 _MOST_RULES = 20
-_MOST_CHARACTERS = 400
-
-# This program reads the listings of nft and of iptables-save. It prints the first drop or reject,
-# and the rules with a verdict in which a number or a range is a port of the policy. Rules of the
-# forward hook, of ARP and of bridges do not concern a job, and a job's packets need more than an
-# accept on the way out. Text in quotes is a log's prefix or a comment.
-_FIREWALL_AWK = rf"""
-mark == "" {{ mark = $1; next }}
-$1 == mark && $2 == "list" {{
-    program = $3
-    family = program ~ /^ip6/ ? "ip6 " : "ip "
-    message = ""
-    next
-}}
-$1 == mark {{
-    if ($3 == 127) print "missing=" program
-    else if ($3) print "failed=" program ": " substr(message, 1, 160)
-    next
-}}
-message == "" {{ message = $0 }}
-{{ sub(/^[ \t]+/, "") }}
-/^table / {{ table = $2 " " $3; other = $2 == "arp" || $2 == "bridge"; next }}
-/^\*/ {{ table = family substr($0, 2); other = 0; next }}
-other {{ next }}
-/^(chain|map) / {{ chain = $2; hook = "" }}
-/^:/ {{ chain = substr($1, 2); hook = tolower(chain) }}
-/^-A / {{ chain = $2; hook = tolower(chain); sub(/^-A [^ ]+ /, "") }}
-/^type [a-z]+ hook / {{ hook = $4 }}
-chain ~ /^ufw-/ || chain == "INPUT_ZONES" || table ~ / firewalld$/ {{
-    if (!manager) print "manager=" (manager = chain ~ /^ufw-/ ? "ufw" : "firewalld")
-}}
-hook == "forward" {{ next }}
-/^:/ {{ $0 = "policy " tolower($2) ";" }}
-{{
-    bare = $0
-    gsub(/"[^"]*"/, "", bare)
-    drops = bare ~ /(^| )(drop|reject)([ ;]|$)/ || bare ~ /(^| )-j (DROP|REJECT)( |$)/
-    accepts = hook != "output" && bare ~ / (accept|-j ACCEPT)( |$)/
-    if (!drops && !accepts) next
-    text = /^(type|policy) / ? "policy drop" : substr($0, 1, {_MOST_CHARACTERS})
-    rule = table " " chain ": " text
-    if (drops && !dropped++) print "drop=" rule
-    if (bare !~ /ports? /) next
-    gsub(/[^0-9:-]+/, " ", bare)
-    count = split(bare, words, " ")
-    for (number = 1; number <= count; number++) {{
-        high = split(words[number], ends, /[-:]/) > 1 ? ends[2] : ends[1]
-        if (ends[1] + 0 > last || high + 0 < first) continue
-        if (rules++ < {_MOST_RULES}) print "rule=" rule
-        break
-    }}
-}}
-"""
-
-# Rules are listed only where the kernel can have some: the probe loads no module. nf_tables is a
-# loaded module, or built into the kernel: then there is no module file. /proc has the names of
-# legacy tables.
-_SCRIPT = rf"""
-    nr_self
-    nr_nft=1
-    if [ ! -d /sys/module/nf_tables ]; then
-        nr_release=
-        {{ read -r nr_release </proc/sys/kernel/osrelease; }} 2>/dev/null
-        for nr_file in "/lib/modules/$nr_release/kernel/net/netfilter/nf_tables.ko"*; do
-            if [ -e "$nr_file" ]; then nr_nft=; fi
-        done
-    fi
-    nr_legacy=''
-    for nr_ip in ip ip6; do
-        nr_file=/proc/net/${{nr_ip}}_tables_names
-        if [ -r "$nr_file" ]; then
-            if read -r nr_table <"$nr_file"; then nr_legacy="$nr_legacy $nr_ip"; fi
-        elif [ -e "$nr_file" ]; then
-            nr_legacy="$nr_legacy $nr_ip"
-        fi
-    done
-    nr_listed() {{
-        printf '@%s list %s\n' "$NR" "$1"
-        nr_answer "$@"
-        printf '\n@%s status %s\n' "$NR" "$?"
-    }}
-    case $nr_self_caps in
-    ????????????[13579bdf]???) ;;
-    *)
-        if [ -n "$nr_nft$nr_legacy" ]; then echo root=1; fi
-        exit 0
-        ;;
-    esac
-    nr_tables=
-    if [ -n "$nr_nft" ]; then nr_tables=$(nft -s list tables 2>&1); fi
-    # The mark is the run's nonce: every user of the node can read a command line.
-    if [ -n "$nr_tables$nr_legacy" ]; then
-        {{
-            printf '@%s\n' "$NR"
-            if [ -n "$nr_nft" ]; then nr_listed nft -s list ruleset; fi
-            for nr_ip in $nr_legacy; do
-                nr_save=${{nr_ip}}tables-legacy-save
-                command -v "$nr_save" >/dev/null || nr_save=${{nr_ip}}tables-save
-                nr_listed "$nr_save"
-            done
-        }} | awk -v first=%FIRST% -v last=%LAST% '{_FIREWALL_AWK}'
-    fi
-"""
 
 
 def firewall_script(policy: Policy) -> str:
     """The shell text that lists the rules, where the kernel can have some and shows them."""
     first, last = policy.port_range
-    return _SCRIPT.replace("%FIRST%", str(first)).replace("%LAST%", str(last))
+    return shell.script("firewall", FIRST=first, LAST=last, RULES=_MOST_RULES)
 
 
 #: This section runs in parallel: nft waits for its lock, and a node can have many rules.
@@ -292,131 +189,14 @@ _STATES = {
     "0B": "closing", "0C": "syn received",
 }  # fmt: skip
 
-# For each table the kernel visits all of its hash buckets, 2 ms and more, and again for the read
-# that finds the end of the file. One read returns the complete lines that fit into a page
-# (fs/seq_file.c, seq_read_iter; net/ipv4/tcp_ipv4.c, tcp_seq_start). A table that leaves room for
-# one more line in the smallest page is complete, and the shell takes it apart: a process costs
-# more. A longer table is read to its end, by awk.
-_ONE_READ = 3584
-
-# Ports are four hexadecimal digits, so that texts compare as numbers do. The line of a socket ends
-# with the inode by which the socket's process is found.
-_AWK = rf"""
-FNR == 1 {{ kind = FILENAME; sub(/.*\//, "", kind); print "read=" kind; next }}
-{{
-    port = substr($2, length($2) - 3) ""
-    inside = port >= first "" && port <= last ""
-    if (!inside && $4 != "0A" || $4 == "06") next
-    name = inside ? "held" : "socket"
-    if (count[name]++ < {MOST_SOCKETS}) print name "=" kind " " $2 " " $3 " " $4 " " $8 " " $10
-}}
-END {{
-    if (count["held"] > {MOST_SOCKETS} || count["socket"] > {MOST_SOCKETS})
-        print "more=" count["held"] + count["socket"]
-}}
-"""
-
-# nr_sockets KIND TABLE: the same for a short table, into nr_found.
-_SOCKETS = r"""
-    nr_sockets() {
-        if [ -z "$2" ]; then return; fi
-        nr_kind=$1
-        nr_found="${nr_found}read=$nr_kind
-"
-        IFS='
-'
-        for nr_line in $2; do
-            unset IFS
-            set -- $nr_line
-            case $2 in *:????) nr_port=$((0x${2##*:})) ;; *) continue ;; esac
-            case $4 in 06) continue ;; 0A) nr_name=socket ;; *) nr_name= ;; esac
-            if [ "$nr_port" -ge %FIRST% ] && [ "$nr_port" -le %LAST% ]; then nr_name=held; fi
-            if [ -z "$nr_name" ]; then continue; fi
-            nr_found="$nr_found$nr_name=$nr_kind $2 $3 $4 $8 ${10}
-"
-        done
-        unset IFS
-    }
-"""
-
-# Only when a port of the range is held: the process of the socket. Unlike cmdline, /proc/PID/fd
-# and comm cannot hang. A process that has ended is skipped.
-_OWNERS = r"""
-    set -- -false
-    nr_uids=' '
-    while read -r nr_kind nr_local nr_remote nr_state nr_uid nr_inode; do
-        case $nr_kind in
-        held=*)
-            if [ "$nr_inode" = 0 ] || [ $# -gt 128 ]; then continue; fi
-            set -- "$@" -o -lname "socket:\\[$nr_inode\\]"
-            nr_uids="$nr_uids$nr_uid "
-            ;;
-        esac
-    done <<NR_HELD
-$nr_found
-NR_HELD
-    if find / -maxdepth 0 -lname x -printf '' 2>/dev/null; then
-        # Any user can open a million files: after 3 s the holder stays unnamed.
-        nr_links=$(timeout -k 1 3 \
-            find /proc/[0-9]*/fd -maxdepth 1 \( "$@" \) -printf '%h %l\n' 2>/dev/null)
-    else
-        nr_links=$(timeout -k 1 3 ls -ln /proc/[0-9]*/fd 2>/dev/null |
-            awk '/^\/proc/ { sub(/:$/, ""); name = $1 } /socket:/ { print name " " $NF }')
-    fi
-    while read -r nr_path nr_link; do
-        nr_inode=${nr_link#*\[}
-        nr_inode=${nr_inode%]}
-        case $nr_found in
-        *"held="*" ${nr_inode:-none}"*) ;;
-        *) continue ;;
-        esac
-        nr_pid=${nr_path#/proc/}
-        nr_pid=${nr_pid%%/*}
-        nr_comm=
-        { read -r nr_comm <"/proc/$nr_pid/comm"; } 2>/dev/null || continue
-        nr_job=
-        while read -r nr_group; do
-            # A user can name cgroups, too, below those of systemd's logins.
-            case $nr_group in
-            */user.slice* | */user@*) ;;
-            */uid_[0-9]*/job_[0-9]* | *slurmstepd.scope/job_[0-9]*) nr_job=${nr_group##*/job_} ;;
-            esac
-        done 2>/dev/null <"/proc/$nr_pid/cgroup"
-        printf 'owner=%s %s %s %s\n' "$nr_inode" "$nr_pid" "${nr_job%%/*}:" "$nr_comm"
-    done <<NR_LINKS
-$nr_links
-NR_LINKS
-    awk -F: -v uids="$nr_uids" 'index(uids, " " $3 " ") { print "user=" $3 " " $1 }' /etc/passwd
-"""
-
 
 def script(policy: Policy) -> str:
-    """The sockets, and the kernel's port settings.
-
-    It starts two programs, a third for a long table, and some more when a port is held.
-    """
+    """The shell text about the sockets, and the kernel's port settings."""
     first, last = policy.port_range
-    sockets = _SOCKETS.replace("%FIRST%", str(first)).replace("%LAST%", str(last))
-    return rf"""
-    {sockets}
-    nr_found=
-    nr_tcp=$(dd bs=4096 count=1 2>/dev/null </proc/net/tcp)
-    nr_tcp6=$(dd bs=4096 count=1 2>/dev/null </proc/net/tcp6)
-    if [ ${{#nr_tcp}} -lt {_ONE_READ} ] && [ ${{#nr_tcp6}} -lt {_ONE_READ} ]; then
-        nr_sockets tcp "$nr_tcp"
-        nr_sockets tcp6 "$nr_tcp6"
-    else
-        nr_found=$(awk -v first={first:04X} -v last={last:04X} '{_AWK}' \
-            /proc/net/tcp ${{nr_tcp6:+/proc/net/tcp6}})
-    fi
-    printf '%s\n' "$nr_found"
-    case $nr_found in
-    *held=*)
-    {_OWNERS}
-    ;;
-    esac
-    nr_lines all {" ".join(_SETTINGS.values())}
-    """
+    return shell.script(
+        "ports", FIRST=first, LAST=last, FIRST_HEX=f"{first:04X}", LAST_HEX=f"{last:04X}",
+        MOST=MOST_SOCKETS, SETTINGS=" ".join(_SETTINGS.values()),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -104,10 +104,7 @@ def with_medians(tested: Mapping[str, Proved]) -> dict[str, Proved]:
         node: replace(outcome, rates=tuple(map(compare, outcome.rates)))
         for node, outcome in measured.items()
     }
-    return {
-        node: replace(proved, bandwidth=compared.get(node, proved.bandwidth))
-        for node, proved in tested.items()
-    }
+    return {n: replace(p, bandwidth=compared.get(n, p.bandwidth)) for n, p in tested.items()}
 
 
 @proof_check("proof.bandwidth", slows_job("inspect", "reseat", "replace", source=VALIDATION),

@@ -55,11 +55,8 @@ def ssh(observed: Proved, policy: Policy) -> Result:
         excused = f"; {', '.join(reach.excused)}: see there" if reach.excused else ""
         worked = reach.to - len(reach.excused)
         return ssh.ok(f"{worked} of {reach.to} peers{excused}")
-    user = (
-        observed.user.name
-        if isinstance(observed.user, facts.User)
-        else policy.job_user or "the user"
-    )
+    account = observed.user
+    user = account.name if isinstance(account, facts.User) else policy.job_user or "the user"
     actual = "; ".join(_trouble_text(trouble, user) for trouble in reach.ssh)
     first = reach.ssh[0]
     if CAUSES[first.cause].deploy:
@@ -159,10 +156,9 @@ def _wrong_default(check: Check, broken: list[facts.RcmdDefault], user: str) -> 
     directory, _, name = path.rpartition("/")
     if path == ENVIRONMENT or (directory == PROFILE_D and beatable(name)):
         return check.fixable(actual, first.set_by, deploy_fix)
-    fix = f"{VARIABLE}=ssh in {user}'s start-up files"
-    return check.fail(
-        actual, first.set_by, f"remove the line {first.set_by}" if first.set_by else fix
-    )
+    fix = f"remove the line {first.set_by}"
+    fix = fix if first.set_by else f"{VARIABLE}=ssh in {user}'s start-up files"
+    return check.fail(actual, first.set_by, fix)
 
 
 # --- Whether a job's processes on different nodes can connect on the job's ports.

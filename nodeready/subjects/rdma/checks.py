@@ -7,11 +7,12 @@ Without a policy the checks judge faults that are faults on every node, and only
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping
 
 from nodeready.core import result
 from nodeready.core.base import cached_last
 from nodeready.core.policy import Policy
-from nodeready.core.result import Result, by_value, check, join_first, join_names
+from nodeready.core.result import Check, Result, by_value, check, join_first, join_names
 from nodeready.core.settings import rows
 from nodeready.core.severity import LINK_ERRORS, drifts, loses_job, slows_job
 from nodeready.core.shell import quote
@@ -529,6 +530,29 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
     return pcie.ok(by_value({name: link.text for name, link in readable.items()}))
 
 
+def _by_policy(
+    check: Check,
+    policy_values: Mapping[str, object],
+    texts: Mapping[str, str],
+    noun: str,
+    remedy: Callable[[str, Iterable[str]], tuple[str, str]],
+) -> Result:
+    """Judge a text of each port by the policy's; "" could not be read.
+
+    remedy: (the first port with another text, all of them) -> the source, and the fix
+    """
+    actual = {name: texts[name] for name in policy_values if name in texts}
+    if not actual:
+        return check.na("none of the policy's ports is there")
+    expects = by_value({name: policy_values[name] for name in actual})
+    if deviating := {n: text for n, text in actual.items() if text and text != policy_values[n]}:
+        source, fix = remedy(next(iter(deviating)), deviating)
+        return check.fail(by_value(deviating), source, fix, expected=expects)
+    if unread := [name for name, text in actual.items() if not text]:
+        return check.unknown(f"no {noun} of {join_names(unread)}")
+    return check.ok(expected=expects)
+
+
 _PORT_TYPE = "set the adapter's port type"
 
 
@@ -541,23 +565,16 @@ def link_layer(observed: Rdma, policy: Policy) -> Result:
     """
     if not (policy_values := policy_column(policy, "link_layer")):
         return link_layer.na("the policy names no link_layer")
-    used = {n: pair for n, pair in configured(observed, policy).items() if n in policy_values}
-    if not used:
-        return link_layer.na("none of the policy's ports is there")
+    used = configured(observed, policy)
+
+    def remedy(name: str, deviating: Iterable[str]) -> tuple[str, str]:
+        device, port = used[name]
+        set_types = "set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then reboot"
+        fix = f"mlxconfig -d {quote(device.pci_address or '')} {set_types}"
+        return _source(port, "link_layer"), fix if device.kind == "mlx5" else _PORT_TYPE
+
     layers = {name: port.link_layer for name, (_, port) in used.items()}
-    deviating = {n: layer for n, layer in layers.items() if layer and layer != policy_values[n]}
-    expects = by_value({name: policy_values[name] for name in used})
-    if deviating:
-        device, port = used[next(iter(deviating))]
-        address, path = quote(device.pci_address or ""), _source(port, "link_layer")
-        fix = (
-            f"mlxconfig -d {address} set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then reboot"
-        )
-        fix = fix if device.kind == "mlx5" else _PORT_TYPE
-        return link_layer.fail(by_value(deviating), path, fix, expected=expects)
-    if unread := [name for name, layer in layers.items() if not layer]:
-        return link_layer.unknown(f"no link layer of {join_names(unread)}")
-    return link_layer.ok(expected=expects)
+    return _by_policy(link_layer, policy_values, layers, "link layer", remedy)
 
 
 _FLASH_ALL = "flash all to one version"
@@ -571,22 +588,15 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
     Adapters with different firmware differ in speed and in bugs; NVIDIA qualifies a cluster with
     one version. Different versions stop no job, so without a policy they are a warning.
     """
-    policy_values = policy_column(policy, "firmware")
     versions = {name: device.firmware for name, (device, _) in adapter_ports(observed).items()}
     path = "/sys/class/infiniband/{}/fw_ver"
-    if policy_values:
-        present = {name: versions[name] for name in policy_values if name in versions}
-        deviating = {n: text for n, text in present.items() if text and text != policy_values[n]}
-        expects = by_value({name: policy_values[name] for name in present})
-        if deviating:
-            source_path = path.format(next(iter(deviating)).partition("/")[0])
-            fix = f"flash the adapters of {join_names(deviating)}"
-            return firmware.fail(by_value(deviating), source_path, fix, expected=expects)
-        if unread := [name for name, text in present.items() if not text]:
-            return firmware.unknown(f"no firmware version of {join_names(unread)}")
-        if not present:
-            return firmware.na("none of the policy's ports is there")
-        return firmware.ok(expected=expects)
+
+    def remedy(name: str, deviating: Iterable[str]) -> tuple[str, str]:
+        fix = f"flash the adapters of {join_names(deviating)}"
+        return path.format(name.partition("/")[0]), fix
+
+    if policy_values := policy_column(policy, "firmware"):
+        return _by_policy(firmware, policy_values, versions, "firmware version", remedy)
     if policy.rdma_ports:
         return firmware.na("the policy names no firmware")
     firmware_by_board: dict[tuple[str, str], dict[str, str]] = {}

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
+from nodeready.core import shell
 from nodeready.core.base import Output, Probe, ProbeError, Section, frozen
 from nodeready.core.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 from nodeready.core.policy import Policy
@@ -306,14 +307,11 @@ def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool
     """
     values, function = files.get("", {}), files.get("device", {})
     driver = function.get("DRIVER=", "")
+    carriers = {"0": False, "1": True}
     netdevs = tuple(
-        Netdev(
-            directory[len(_NET) :],
-            attributes.get("operstate", ""),
-            {"0": False, "1": True}.get(attributes.get("carrier", "")),
-        )
-        for directory, attributes in files.items()
-        if directory.startswith(_NET)
+        Netdev(path[len(_NET) :], net.get("operstate", ""), carriers.get(net.get("carrier", "")))
+        for path, net in files.items()
+        if path.startswith(_NET)
     )
     indexes = {int(match[1]) for directory in files if (match := _PORT_LINE.match(directory))}
     ports = tuple(_port(name, index, files) for index in sorted(indexes))
@@ -372,62 +370,17 @@ _SLINGSHOT = (
 #: Maximum number of devices: no node has more adapters.
 MAX_DEVICES = 512
 
-# A RoCE port has 256 GIDs, two for each address, and the filled GIDs come first: 16 hold the
-# link-local and seven further addresses. No check needs the GIDs of an InfiniBand port.
-_FIRST = "[0-9] 1[0-5]"
 
+def _script(policy: Policy) -> str:
+    def globs(start: str, names: str) -> str:
+        return " ".join(f"{start}/{name}" for name in names.split())
 
-def _globs(start: str, names: str) -> str:
-    return " ".join(f"{start}/{name}" for name in names.split())
-
-
-# PCI functions of adapters for RDMA alone: classes 0x0207 (InfiniBand) and 0x0208 (fabric),
-# Amazon's EFA (0xefa0 and up), HPE's Cassini (0x0501). Such a function without an RDMA device has
-# lost its driver, unless a virtual machine uses it (vfio-pci).
-_SCRIPT = rf"""
-    for nr_dir in /sys/bus/pci/devices/*; do
-        nr_class= nr_vendor= nr_device=
-        {{ read -r nr_class <"$nr_dir/class"; }} 2>/dev/null
-        case $nr_class in
-        0x020[78]*) ;;
-        0x0200*)
-            {{ read -r nr_vendor <"$nr_dir/vendor" && read -r nr_device <"$nr_dir/device"; }} \
-                2>/dev/null
-            case $nr_vendor:$nr_device in 0x1d0f:0xefa*|0x17db:0x0501) ;; *) continue ;; esac
-            ;;
-        *) continue ;;
-        esac
-        nr_name=${{nr_dir##*/}}
-        if [ -e "$nr_dir/physfn" ] || [ -e "/sys/bus/pci/drivers/vfio-pci/$nr_name" ]; then
-            continue
-        fi
-        if [ -e "$nr_dir/driver" ]; then nr_device=bound; else nr_device=unbound; fi
-        printf 'adapter=%s %s\n' "$nr_name" "$nr_device"
-    done
-    set --
-    if [ -d {_IB} ]; then
-        set -- {_globs(f"{_IB}/*", f"{_DEVICE} {_FUNCTION} device/infiniband_verbs/*/ibdev")} \
-            {_globs(f"{_IB}/*/ports/[0-9]*", " ".join(_PORT))} {_VERBS}/*/ibdev
-        for nr_dir in {_IB}/*; do
-            if [ -e "$nr_dir/device/physfn" ]; then printf 'virtual=%s\n' "${{nr_dir##*/}}"; fi
-        done
-        for nr_dir in {_IB}/*/ports/[0-9]*; do
-            nr_line=
-            {{ read -r nr_line <"$nr_dir/link_layer"; }} 2>/dev/null
-            if [ "$nr_line" = Ethernet ]; then
-                set -- "$@" {_globs('"$nr_dir"/gids', _FIRST)} \
-                    {_globs('"$nr_dir"/gid_attrs/types', _FIRST)} "$nr_dir"/gid_attrs/ndevs/0
-            fi
-        done
-    fi
-    if [ -d {_CXI} ]; then
-        set -- "$@" {_globs(f"{_CXI}/*", f"{_FUNCTION} {_SLINGSHOT}")}
-    fi
-    if [ $# != 0 ]; then nr_lines raw "$@"; fi
-    if [ -d {_DEV} ]; then
-        find {_DEV} -name 'uverbs*' ! -perm -006 '(' ! -perm -060 -o -group 0 ')' 2>/dev/null
-    fi
-"""
+    devices = globs(f"{_IB}/*", f"{_DEVICE} {_FUNCTION} device/infiniband_verbs/*/ibdev")
+    return shell.script(
+        "rdma", IB=_IB, VERBS=_VERBS, CXI=_CXI, DEV=_DEV, DEVICE_FILES=devices,
+        PORT_FILES=globs(f"{_IB}/*/ports/[0-9]*", " ".join(_PORT)),
+        CXI_FILES=globs(f"{_CXI}/*", f"{_FUNCTION} {_SLINGSHOT}"),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -578,7 +531,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
     return observed
 
 
-PROBE = Probe("rdma", (Section("rdma", lambda policy: _SCRIPT, cap_bytes=1 << 20),), parse)
+PROBE = Probe("rdma", (Section("rdma", _script, cap_bytes=1 << 20),), parse)
 
 # --- The devices for NCCL.
 

@@ -47,36 +47,6 @@ MOST_ALONE = 16
 _HOSTS = "/etc/hosts"
 _KEY_FILE = re.compile(r"^/etc/ssh/ssh_host_[^/:\n]{1,80}_key\.pub:(?:\d+:)?(.*)$", re.M)
 
-# The keys are those that sshd offers: the usual files, and those that its configuration names. The
-# full name comes from /etc/hosts, else from DNS. The addresses come from
-# nodeready.subjects.nics.nic: `ip` can wait for the kernel's network lock for ever.
-_IDENTITY_SEEKS = rf"""
-    nr_host=
-    {{ IFS= read -r nr_host </proc/sys/kernel/hostname; }} 2>/dev/null
-    case $nr_host in
-    *[!A-Za-z0-9_-]*) nr_full=1 ;;
-    *) nr_full= && nr_seek "^[^#]*[[:space:]]$nr_host([[:space:]#]|$)" {_HOSTS} ;;
-    esac
-    nr_seek '^[[:space:]]*hostkey[[:space:]=]' /etc/ssh/sshd_config /etc/ssh/sshd_config.d/*.conf
-    nr_seek '^(ssh|ecdsa)-' /etc/ssh/ssh_host_*_key.pub
-"""
-_IDENTITY_SCRIPT = rf"""
-    nr_find ssh_client '{_HOSTS}:*' '/etc/ssh/ssh*'
-    printf 'host=%s\n%s\n' "$nr_host" "$nr_found"
-    set -f
-    for nr_file in $nr_found; do
-        case $nr_file in
-        /etc/ssh/ssh_host_*_key | *:*) ;;
-        /*) nr_value key "$nr_file.pub" ;;
-        esac
-    done
-    set +f
-    case $nr_found in *{_HOSTS}:*) nr_full=1 ;; esac
-    if [ -z "$nr_full" ] && command -v hostname >/dev/null; then
-        nr_say fqdn "$(timeout 1 hostname -f 2>/dev/null)"
-    fi
-"""
-
 
 @dataclass(frozen=True)
 class NodeIdentity:
@@ -160,7 +130,7 @@ def _names(host: str, fqdn: str, hosts: Iterable[str]) -> tuple[str, ...]:
 
 
 def parse_identity(output: Output, addresses: Iterable[Address]) -> NodeIdentity:
-    """The identity in what _IDENTITY_SCRIPT printed; malformed names and keys are left out.
+    """The identity in what sh/ssh_client.sh printed; malformed names and keys are left out.
 
     addresses: the node's, from nodeready.subjects.nics.nic
     """
@@ -201,7 +171,6 @@ MAX_NAMED = 8
 NO_HOST = "nodeready"
 
 SSH = "/usr/bin/ssh"
-_DPKG = "/var/lib/dpkg/info"
 _DROPINS = tuple(f"{folder}/" for folder in config.DROPIN_FOLDERS)
 
 
@@ -213,142 +182,26 @@ def samples(policy: Policy) -> tuple[str, ...]:
 
 
 def _effective(policy: Policy) -> str:
-    """The shell text that asks ssh itself, as an ordinary user.
-
-    A user without ~/.ssh/config has the system's options, as far as the modes of the files allow.
-    root's file overrides the system's: where root has one, root asks as well. Besides the samples,
-    ssh is asked about the hosts of the policy that a foreign Host or Match line names: their
-    options can differ.
-    """
+    """The shell text that asks ssh itself, as an ordinary user."""
     hosts = shell.join(samples(policy) or (NO_HOST,))
     version = (
         'printf "version=%s\\n" "$(ssh -V 2>&1)"' if "accept" in policy.ssh_client_mode else ":"
     )
-    return rf"""
-    {version}
-    {_named(policy)}
-    nr_options() {{
-        # Only for a message is ssh asked again, with one more process.
-        nr_rc=0
-        nr_line=$("$@" </dev/null 2>/dev/null 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-) && return
-        nr_line=$(nr_answer "$@" </dev/null 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-) || nr_rc=$?
-    }}
-    nr_ask() {{
-        printf 'ask=%s %s\n' "$1" "$2"
-        if [ "$1" = own ]; then
-            nr_options ssh -GT -- "$2"
-        else
-            nr_line='setpriv: none'
-            if [ -n "$nr_user" ]; then nr_options $nr_user ssh -GT -- "$2"; fi
-            # Where root may not become another user.
-            case $nr_line in
-            'setpriv: failed to execute'*) ;;
-            'setpriv: '*)
-                nr_user=
-                nr_options ssh -GT -F {config.MAIN} -- "$2"
-                ;;
-            esac
-        fi
-        nr_bar_lines "$nr_line"
-        printf 'rc=%s\n' "$nr_rc"
-    }}
-    nr_find_setpriv
-    nr_user=
-    if [ "$nr_me" = 0 ] && [ -n "$nr_setpriv" ]; then
-        nr_user="$nr_setpriv --reuid=65534 --regid=65534 --clear-groups --"
-    fi
-    nr_as=own
-    if [ -n "$nr_user$nr_own" ]; then nr_as=system; fi
-    for nr_host in {hosts} $nr_named; do nr_ask $nr_as "$nr_host"; done
-    if [ -n "$nr_own" ]; then
-        printf 'own=%s\n' "$nr_own"
-        for nr_host in {hosts} $nr_named; do nr_ask own "$nr_host"; done
-    fi
-    """
+    named = _named(policy)
+    return shell.script("ssh_options", VERSION=version, NAMED=named, HOSTS=hosts, MAIN=config.MAIN)
 
 
-# The words that do not follow a criterion of a host in a Match line.
-_OTHER_CRITERIA = ("match", "match=", "exec", "user", "localuser", "localnetwork", "tagged")
-
-
-# The words of Host lines, and of the host and originalhost of Match lines. A pattern is replaced
-# by the first of the policy's samples that it matches, else by the first name in ssh_known_hosts
-# that it and the policy match, else by the pattern's own sample.
 def _named(policy: Policy) -> str:
-    if not samples(policy):
+    """The shell text about the hosts of the policy that Host and Match lines name."""
+    if not (names := samples(policy)):
         return "nr_named="
-    begin, end = (mark.decode() for mark in (own_files.BEGIN, own_files.END))
     tests = "\n".join(
         f"case $1 in {_glob(name.removeprefix('!'))}) "
         f"{'return 1' if name.startswith('!') else 'nr_is=0'} ;; esac"
         for name in policy.ssh_client_hosts
     )
-    sample_names = " ".join(samples(policy))
-    return rf"""
-    nr_meant() {{
-        nr_is=1
-        {tests}
-        return $nr_is
-    }}
-    nr_stands_for() {{
-        for nr_host in {sample_names}; do
-            case $nr_host in $1) return ;; esac
-        done
-        nr_known=${{nr_known:-$(sed -n '/^{begin}$/,/^{end}$/s/[ ,].*//p' {KNOWN_HOSTS})}}
-        for nr_host in $nr_known; do
-            case $nr_host in $1) if nr_meant "$nr_host"; then return; fi ;; esac
-        done
-        nr_host=$1
-        while :; do
-            case $nr_host in
-            *'*'*) nr_host=${{nr_host%%'*'*}}x${{nr_host#*'*'}} ;;
-            *'?'*) nr_host=${{nr_host%%'?'*}}0${{nr_host#*'?'}} ;;
-            *) return ;;
-            esac
-        done
-    }}
-    nr_named='' nr_known='' nr_left={MAX_NAMED} nr_kind=''
-    set -f
-    nr_hosts=
-    IFS='
-'
-    for nr_line in $nr_conf; do
-        nr_line=${{nr_line#*:[0-9]*:}}
-        nr_line=${{nr_line#"${{nr_line%%[![:space:]]*}}"}}
-        case $nr_line in
-        {_any_case("host", "match", suffix="[[:space:]=]*")}) nr_hosts="$nr_hosts$nr_line
-" ;;
-        esac
-    done
-    IFS=', "
-'
-    for nr_word in $nr_hosts; do
-        case $nr_word in
-        {_any_case("host", "host=", "originalhost")}) nr_kind=host && continue ;;
-        {_any_case(*_OTHER_CRITERIA)}) nr_kind='' && continue ;;
-        {_any_case("host=")}*) nr_kind=host nr_word=${{nr_word#*=}} ;;
-        esac
-        [ -n "$nr_kind" ] || continue
-        case $nr_word in
-        '' | '*' | -* | *[!A-Za-z0-9._*?:-]*) continue ;;
-        *[*?]*) nr_stands_for "$nr_word" ;;
-        *) nr_host=$nr_word ;;
-        esac
-        case " {sample_names} $nr_named " in *" $nr_host "*) continue ;; esac
-        if [ -n "$nr_host" ] && [ "$nr_left" -gt 0 ] && nr_meant "$nr_host"; then
-            nr_named="$nr_named $nr_host" nr_left=$((nr_left - 1))
-        fi
-    done
-    unset IFS
-    set +f
-    """
-
-
-def _any_case(*words: str, suffix: str = "") -> str:
-    """A pattern of the shell's ``case`` for these words in any case, each with the suffix."""
-    return " | ".join(
-        "".join(f"[{char.upper()}{char}]" if char.isalpha() else char for char in word) + suffix
-        for word in words
+    return shell.script(
+        "ssh_named", TESTS=tests, SAMPLES=" ".join(names), MAX_NAMED=MAX_NAMED, **_BLOCK
     )
 
 
@@ -371,43 +224,17 @@ def _conf(policy: Policy) -> str:
     )
 
 
+#: Our file, and the marks of our block in it.
+_BLOCK = {
+    "KNOWN_HOSTS": KNOWN_HOSTS, "BEGIN": own_files.BEGIN.decode(), "END": own_files.END.decode(),
+}  # fmt: skip
+
+
 def _script(policy: Policy) -> str:
-    begin, end = (mark.decode() for mark in (own_files.BEGIN, own_files.END))
-    return rf"""
-    {_IDENTITY_SCRIPT}
-    nr_own=
-    for nr_file in ~root/.ssh/config "$HOME/.ssh/config"; do
-        if [ -s "$nr_file" ]; then nr_own=$nr_file; fi
-    done
-    {_conf(policy)}
-    nr_size=0
-    if nr_seen_at {KNOWN_HOSTS}; then :
-    elif [ -s {KNOWN_HOSTS} ]; then nr_size=$(wc -c <{KNOWN_HOSTS}); fi
-    printf 'size=%s\n' "$nr_size"
-    if [ "$nr_size" -gt {SENT_BYTES} ]; then
-        printf 'digest=%s\n' "$(sed -n '/^{begin}$/,/^{end}$/p' {KNOWN_HOSTS} | sha256sum)"
-    fi
-    if command -v ssh >/dev/null; then
-        printf 'have=ssh\n'
-        {_effective(policy)}
-    else
-        for nr_file in {_DPKG}/openssh-client.md5sums {_DPKG}/openssh-client:*.md5sums; do
-            if [ -e "$nr_file" ]; then printf 'package=openssh-client\n'; fi
-        done
-        if command -v rpm >/dev/null && rpm -q openssh-clients >/dev/null 2>&1; then
-            printf 'package=openssh-clients\n'
-        fi
-    fi
-    if [ "$nr_size" -le {SENT_BYTES} ]; then
-        nr_exact {KNOWN_HOSTS}
-    else
-        printf '\n@%s file %s\n' "$NR" {KNOWN_HOSTS}
-        sed '/^{begin}$/,/^{end}$/d' {KNOWN_HOSTS} | head -c {SENT_BYTES} | base64
-        printf '\n@%s eof\n' "$NR"
-    fi
-    nr_exact {config.MAIN} {config.VENDOR} {config.DROPIN}
-    :
-    """
+    return shell.script(
+        "ssh_client", CONF=_conf(policy), EFFECTIVE=_effective(policy), SENT_BYTES=SENT_BYTES,
+        MAIN=config.MAIN, VENDOR=config.VENDOR, DROPIN=config.DROPIN, **_BLOCK,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -538,17 +365,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
     )
 
 
-PROBE = Probe(
-    "ssh_client",
-    (
-        Section(
-            "ssh_client",
-            _script,
-            cap_bytes=SENT_BYTES + 262144,
-            seeks=lambda policy: _IDENTITY_SEEKS,
-        ),
-        nic.SECTION,
-        ACCESS,
-    ),
-    parse,
-)
+_SECTION = Section(
+    "ssh_client", _script, cap_bytes=SENT_BYTES + 262144,
+    seeks=lambda policy: shell.library("identity_seeks"),
+)  # fmt: skip
+PROBE = Probe("ssh_client", (_SECTION, nic.SECTION, ACCESS), parse)

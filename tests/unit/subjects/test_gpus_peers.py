@@ -172,7 +172,7 @@ def test_the_script_reads_the_ports_above_gpus_and_adapters(shell, tmp_path):
         path, _, text = line.partition(f"{GPU}/")[2].partition(":")
         (tmp_path / "sys" / places[GPU]).mkdir(parents=True, exist_ok=True)
         (tmp_path / "sys" / places[GPU] / path).write_text(f"{text}\n")
-    for address, device in ((NIC, "0x1021"), (direct, peers.DATA_DIRECT)):
+    for address, device in ((NIC, "0x1021"), (direct, "0x2100")):
         (tmp_path / "sys" / places[address]).mkdir(parents=True)
         (tmp_path / "sys" / places[address] / "vendor").write_text("0x15b3\n")
         (tmp_path / "sys" / places[address] / "device").write_text(f"{device}\n")

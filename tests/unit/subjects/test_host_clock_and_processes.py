@@ -110,12 +110,12 @@ def test_many_zombies_name_their_parent_and_what_is_too_much_is_counted():
 def test_the_marks_of_both_scripts_agree():
     """An earlier look is recognised by the format that it gave to stat."""
     assert f"'{mounts.MARK}%S" in mounts.script(Policy())
-    assert f"*'{mounts.MARK}'*' %n '*" in mounts.PROCESSES_SCRIPT
+    assert f"*'{mounts.MARK}'*' %n '*" in mounts.processes_script()
 
 
 @pytest.mark.parametrize("shell", [["sh"], ["bash"]], ids=" ".join)
 def test_without_awk_the_processes_are_not_looked_at(shell, tmp_path):
     """A killed awk, or more processes than the kernel takes arguments for, finds none."""
     files = {"bin/awk": "#!/bin/sh\nexit 126\n", "proc/self/status": "Uid:\t0\t0\t0\t0\n"}
-    done = run_on(tmp_path, mounts.PROCESSES_SCRIPT, shell, files)
+    done = run_on(tmp_path, mounts.processes_script(), shell, files)
     assert not mounts.parse_processes(done.stdout).is_complete

@@ -31,7 +31,8 @@ def printed(listing: str, tool: str, awk: list[str]) -> str:
     variables = [("mark", "@n"), ("first", 29500), ("last", 29510)]
     options = [word for name, value in variables for word in ("-v", f"{name}={value}")]
     text = f"@n list {tool}\n{listing}\n\n@n status 0\n"
-    command = [*awk, *options, facts._FIREWALL_AWK]
+    program = facts.firewall_script(POLICY).split(" '\n")[1].partition("'\n")[0]
+    command = [*awk, *options, program]
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=True)
     assert not done.stderr
     return done.stdout
