@@ -45,9 +45,8 @@ def pattern(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     if policy.core_handler == "path":
         core_pattern = policy.core_pattern
         comment = "Crashed processes leave their core file here; see core(5)."
-        yield from actions.sysctl_dropin(
-            snapshot, "core_dumps", KEY, core_pattern, cores.boot, comment
-        )
+        words = KEY, core_pattern, cores.boot, comment
+        yield from actions.sysctl_dropin(snapshot, "core_dumps", *words)
     else:
         # The package's own file sets the pattern; nodeready's file would override it.
         core_pattern = packaged(cores) or cores.live

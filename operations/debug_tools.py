@@ -30,9 +30,8 @@ def py_spy(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     is_installed = tools.py_spy is not None
     # What a node reports counts only where it is a parent directory of this constant path.
     parents = set(map(str, PurePosixPath(facts.PY_SPY).parents))
-    yield from (
-        actions.RunCommand(("chmod", "a+rx", path)) for path in tools.closed if path in parents
-    )
+    closed = (path for path in tools.closed if path in parents)
+    yield from (actions.RunCommand(("chmod", "a+rx", path)) for path in closed)
     note = actions.Script(
         "note", ("nr_note", facts.PY_SPY, facts.PY_SPY_NOTE), f"note the sha256 of {facts.PY_SPY}"
     )
@@ -52,13 +51,10 @@ def py_spy(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     except py_spy_binary.PySpyError as error:
         raise actions.PlanError(str(error)) from None
     test = f'[ "$("$1" --version)" = "py-spy {policy.py_spy_version}" ]'
+    validator = ("sh", "-c", f"{test} || {{ echo 'it does not run'; exit 1; }}", "sh")
+    old = b"" if is_installed else None
     yield actions.WriteFile(
-        facts.PY_SPY,
-        content,
-        b"" if is_installed else None,
-        mode="0755",
-        validator=("sh", "-c", f"{test} || {{ echo 'it does not run'; exit 1; }}", "sh"),
-        large=True,
+        facts.PY_SPY, content, old, mode="0755", validator=validator, large=True
     )
     yield note
 
@@ -79,24 +75,15 @@ def packages(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     if not manager:
         return
     if missing:
-        yield actions.Script(
-            "packages",
-            ("nr_packages", manager, str(wait_s), *missing),
-            f"install {' '.join(missing)} with {manager}",
-        )
-    reinstalled = [
-        (package, _program(package, program.path))
-        for package, program in troubles
-        if program.repair == "reinstall"
-    ]
+        words = ("nr_packages", manager, str(wait_s), *missing)
+        yield actions.Script("packages", words, f"install {' '.join(missing)} with {manager}")
+    gone = [(name, program) for name, program in troubles if program.repair == "reinstall"]
+    reinstalled = [(package, _program(package, program.path)) for package, program in gone]
     if reinstalled:
         names = " ".join(dict.fromkeys(package for package, _ in reinstalled))
         pairs = [word for pair in reinstalled for word in pair]
-        yield actions.Script(
-            "packages",
-            ("nr_again", manager, str(wait_s), *pairs),
-            f"install {names} again with {manager}",
-        )
+        words = ("nr_again", manager, str(wait_s), *pairs)
+        yield actions.Script("packages", words, f"install {names} again with {manager}")
 
 
 def _program(package: str, path: str) -> str:

@@ -57,9 +57,8 @@ def leftover(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
         yield _RELOAD
     if not staying:
         directories = f"{facts.DIRECTORY} {facts.POLICY.rpartition('/')[0]}"
-        yield actions.RunCommand(
-            ("sh", "-c", f"rmdir {directories} 2>/dev/null || :"), f"remove {directories}"
-        )
+        argv = ("sh", "-c", f"rmdir {directories} 2>/dev/null || :")
+        yield actions.RunCommand(argv, f"remove {directories}")
 
 
 @step(timeout_s=_TIMEOUT_S, settings=json.loads(document(Policy())))
@@ -79,13 +78,10 @@ def program(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     new = (gate.digests or {}).get(facts.BUNDLE) != expected_digests[facts.BUNDLE]
     if new:
         test = '"$0" -I "$1" --version >/dev/null 2>&1 || { echo "it does not run"; exit 1; }'
-        yield actions.WriteFile(
-            facts.BUNDLE,
-            contents(policy, bundle.program)[facts.BUNDLE],
-            b"" if facts.BUNDLE in gate.existing else None,
-            validator=("sh", "-c", test, gate.python),
-            large=True,
-        )
+        content = contents(policy, bundle.program)[facts.BUNDLE]
+        old = b"" if facts.BUNDLE in gate.existing else None
+        validator = ("sh", "-c", test, gate.python)
+        yield actions.WriteFile(facts.BUNDLE, content, old, validator=validator, large=True)
     # Until the new program is compiled, the node runs the old program by the old policy.
     if new or exposed or uncompiled(gate):
         paths = (facts.BUNDLE, facts.COMPILED, facts.NOTE)

@@ -41,19 +41,15 @@ def _pattern(token: str) -> str:
 def grub_piece(args: tuple[str, ...]) -> bytes:
     """Our piece of GRUB's configuration: shell, to be read behind all other pieces."""
     patterns = dict.fromkeys(_pattern(token) for token in args)
-    return render(
-        "iommu/grub.cfg.j2",
-        variable=facts.OWN_VARIABLE,
-        args=own_line(args).partition("=")[2],
-        patterns=" | ".join(patterns),
-    )
+    words, variable = own_line(args).partition("=")[2], facts.OWN_VARIABLE
+    text = " | ".join(patterns)
+    return render("iommu/grub.cfg.j2", variable=variable, args=words, patterns=text)
 
 
 def _debian(snapshot: Snapshot, iommu: facts.Iommu, content: bytes) -> Iterator[Action]:
     """A drop-in that is read last, for update-grub."""
-    names = [
-        line.path.rpartition("/")[2] for line in iommu.config if line.path != facts.DEFAULT_GRUB
-    ]
+    paths = (line.path for line in iommu.config if line.path != facts.DEFAULT_GRUB)
+    names = [path.rpartition("/")[2] for path in paths]
     names = [name for name in names if "nodeready" not in name]
     path = f"{facts.GRUB_D}/{name_after(_DROPIN, max(names, default=''))}"
     yield from own_file(snapshot, path, content, validator=_VALIDATOR, instead_of=_DROPIN)

@@ -39,10 +39,8 @@ def logins(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
 def services(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Write a drop-in with the limits for each of the policy's services that is installed."""
     limits: Limits = snapshot["limits"]
-    lines = [
-        f"Limit{item.upper()}={unit_value(limit, item)}"
-        for item, limit in possible_limits(limits, policy).items()
-    ]
+    values = possible_limits(limits, policy).items()
+    lines = [f"Limit{item.upper()}={unit_value(limit, item)}" for item, limit in values]
     content = render("limits/service.conf.j2", lines=lines)
     for service in policy.limit_services:
         if service not in limits.units:

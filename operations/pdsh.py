@@ -35,9 +35,8 @@ def rcmd(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
     for path in filter(_is_own_profile, checks.read_by_users(pdsh)):
         for barrier in pdsh.access.barriers(path):
             if barrier.path == path or chmod_mends(barrier, path):
-                yield actions.RunCommand(
-                    ("chmod", "a+r" if barrier.path == path else "a+rx", barrier.path)
-                )
+                mode = "a+r" if barrier.path == path else "a+rx"
+                yield actions.RunCommand(("chmod", mode, barrier.path))
     # The file is one word for Debian's wrapper and has no room for nodeready's mark.
     word = f"{checks.TYPE}\n".encode()
     if pdsh.debian and pdsh.rcmd_default != word:

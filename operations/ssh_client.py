@@ -71,11 +71,8 @@ def installed(snapshot: Snapshot, policy: Policy) -> Iterator[actions.Action]:
         return
     wait_s = min(policy.package_lock_wait_s, 540)
     package = next((name for name in PACKAGES if name == client.package), PACKAGES[0])
-    yield actions.Script(
-        "packages",
-        ("nr_again", "", str(wait_s), package, SSH),
-        f"install the package of {SSH} again",
-    )
+    words = ("nr_again", "", str(wait_s), package, SSH)
+    yield actions.Script("packages", words, f"install the package of {SSH} again")
 
 
 @step(timeout_s=120, needs_fleet=True)

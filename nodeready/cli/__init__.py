@@ -154,9 +154,8 @@ class _Commands(click.Group):
 
         --help and completion contact no node, and need no patch.
         """
-        contacts_nodes = (
-            self.is_the_command and args[0] in _CONTACT_NODES and not ctx.resilient_parsing
-        )
+        is_named = args[0] in _CONTACT_NODES
+        contacts_nodes = self.is_the_command and is_named and not ctx.resilient_parsing
         if contacts_nodes and not {"-h", "--help"} & {*args[1:]}:
             patch()
         _refuse_unknown_command(ctx, args[0])
@@ -174,11 +173,8 @@ class _Commands(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """As click does, but with the help lines of _COMMANDS, so that no command is imported."""
-        names = [
-            CompletionItem(name, help=about)
-            for name, about in sorted(_COMMANDS.items())
-            if name.startswith(incomplete)
-        ]
+        commands = sorted(item for item in _COMMANDS.items() if item[0].startswith(incomplete))
+        names = [CompletionItem(name, help=about) for name, about in commands]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -276,11 +272,8 @@ def main(arguments: list[str] | None = None) -> Any:
         if error.ctx is not None:
             click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)
         sys.exit(exit_code(usage=True))
-    except Refused as error:
-        complain(error.message)
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        complain(error.format_message())
+    except (Refused, click.ClickException) as error:
+        complain(error.message if isinstance(error, Refused) else error.format_message())
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(exit_code(interrupted=True))

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,12 @@ import click
 from click.core import ParameterSource
 
 from nodeready.cli.options import (
+    ReportOptions,
     ScreenOptions,
     command,
     format_option,
     inventory_argument,
     output_file,
-    report_files,
     require_inventory,
 )
 from nodeready.core.exit_codes import INTERRUPTED, Refused
@@ -38,9 +38,8 @@ _CONTACT_OPTIONS = (
 
 
 @dataclass(kw_only=True)
-class AuditWords(ScreenOptions, AuditOptions):
+class AuditWords(ReportOptions, AuditOptions):
     format: str = format_option("audit")
-    output: tuple[str, ...] = report_files()
 
 
 def refuse_with_recorded(options: AuditOptions) -> None:
@@ -95,13 +94,12 @@ def audit(inventory: str | None, options: AuditWords) -> int:
       nodeready audit inventories/prod.py --recorded /shared/nodeready
     """
     from nodeready.agent.audit_document import nagios_code
-    from nodeready.cli.screen import read_outputs
     from nodeready.reports.registry import Options
     from nodeready.runs.audit.command import run
 
     named = require_inventory(inventory, options)
     refuse_with_recorded(options)
-    outputs = read_outputs("audit", options)
+    outputs = options.outputs("audit")
     if options.every is not None and (outputs.form != "table" or outputs.files):
         raise Refused("--watch: prints lines; remove --format and -o")
     screen, is_first = options.screen(), True
@@ -111,17 +109,10 @@ def audit(inventory: str | None, options: AuditWords) -> int:
                 if is_first:
                     document = look.audit
                     code = nagios_code(document) if outputs.form == "nagios" else look.code
-                    outputs.show(
-                        document,
-                        screen,
-                        silent=screen.quiet and not look.failing,
-                        options=Options(
-                            fail_on=options.fail_on,
-                            inventory=options.words(named),
-                            looks=look.keeper.looks,
-                            history=look.keeper.history,
-                        ),
-                    )
+                    keeper, silent = look.keeper, screen.quiet and not look.failing
+                    shown = Options(fail_on=options.fail_on, inventory=options.words(named))
+                    shown = replace(shown, looks=keeper.looks, history=keeper.history)
+                    outputs.show(document, screen, silent=silent, options=shown)
                     if options.every is None or not document.complete:
                         return code
                     is_first = False
@@ -138,9 +129,8 @@ def audit(inventory: str | None, options: AuditWords) -> int:
 
 
 @dataclass(kw_only=True)
-class WaiversWords(ScreenOptions, WaiversOptions):
+class WaiversWords(ReportOptions, WaiversOptions):
     format: str = format_option("waivers")
-    output: tuple[str, ...] = report_files()
 
 
 @command(WaiversWords)
@@ -157,11 +147,10 @@ def waivers(inventory: str | None, options: WaiversWords) -> int:
       nodeready waivers inventories/prod.py --offline
       nodeready waivers inventories/prod.py --format json -o waivers.json
     """
-    from nodeready.cli.screen import read_outputs
     from nodeready.runs.audit.waiver_list import MISTAKES, run, waivers_code
 
     inventory = require_inventory(inventory, options)
-    outputs, screen = read_outputs("waivers", options), options.screen()
+    outputs, screen = options.outputs("waivers"), options.screen()
     document = run(inventory, options, screen)
     has_mistakes = any(row.state in MISTAKES for row in document.waivers)
     silent = screen.quiet and not has_mistakes and not document.gaps

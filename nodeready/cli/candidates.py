@@ -6,6 +6,7 @@ word would run a stranger's file.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -72,29 +73,22 @@ def _inventory(context: click.Context) -> str:
 def faults(_: click.Context, incomplete: str) -> list[CompletionItem]:
     """The faults of a lab, and the words that `nodeready lab up --fault` takes besides."""
     text = _text(Path(nodeready.__file__).parent / "lab" / "faults.toml")
-    return _listed(
-        ["none", "list", *re.findall(r"^\[[\w-]+\.([\w-]+)\]$", text, re.M)], incomplete
-    )
+    names = re.findall(r"^\[[\w-]+\.([\w-]+)\]$", text, re.M)
+    return _listed(["none", "list", *names], incomplete)
 
 
 def _listed(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
     """The words that complete the last one of a comma list, with what stands before it."""
     before, comma, last = incomplete.rpartition(",")
-    return [
-        CompletionItem(f"{before}{comma}{word}")
-        for word in dict.fromkeys(words)
-        if word.startswith(last)
-    ]
+    fitting = (word for word in dict.fromkeys(words) if word.startswith(last))
+    return [CompletionItem(f"{before}{comma}{word}") for word in fitting]
 
 
 def _check_words() -> list[str]:
     folder = Path(nodeready.__file__).parent / "subjects"
     subjects = [file.parent.name for file in sorted(folder.glob("*/checks.py"))]
-    checks = [
-        f"{file.parent.name}.{noun}"
-        for file in sorted(folder.glob("*/*.py"))
-        for noun in _CHECK.findall(_text(file))
-    ]
+    files = sorted(folder.glob("*/*.py"))
+    checks = [f"{f.parent.name}.{noun}" for f in files for noun in _CHECK.findall(_text(f))]
     return [*subjects, *checks]
 
 
@@ -108,19 +102,16 @@ def _node_words(inventory: str) -> list[str]:
     """The groups and nodes that the text of an inventory names."""
     if inventory == "@lab" or inventory.startswith("@lab/"):
         names = [inventory.partition("/")[2]] if "/" in inventory else labs.lab_names()
-        return [node for name in names for node in _lab_nodes(name)]
+        nodes: list[str] = []
+        for name in names:
+            with contextlib.suppress(OSError, ValueError):
+                nodes += labs.read(name)
+        return nodes
     text = _text(Path(inventory))
     if inventory.endswith(".py"):
         return list(_python_words(text))
     hosts = (re.split(r"[\s:#]", line, maxsplit=1)[0] for line in text.splitlines())
     return [host for host in hosts if _NODE.fullmatch(host)]
-
-
-def _lab_nodes(name: str) -> list[str]:
-    try:
-        return list(labs.read(name))
-    except (OSError, ValueError):
-        return []
 
 
 def _python_words(text: str) -> Iterator[str]:
@@ -133,20 +124,18 @@ def _python_words(text: str) -> Iterator[str]:
         return
 
     def names(value: ast.expr) -> Iterator[str]:
+        parts: list[ast.expr] = []
         if isinstance(value, ast.Constant):
             if isinstance(value.value, str) and _NODE.fullmatch(value.value):
                 yield value.value
-        elif isinstance(value, ast.Tuple):
-            yield from names(value.elts[0]) if value.elts else ()
-        elif isinstance(value, ast.List):
-            for element in value.elts:
-                yield from names(element)
+        elif isinstance(value, ast.List | ast.Tuple):
+            parts = value.elts[: None if isinstance(value, ast.List) else 1]
         elif isinstance(value, ast.Call):
-            for argument in value.args:
-                yield from names(argument)
+            parts = value.args
         elif isinstance(value, ast.BinOp):
-            yield from names(value.left)
-            yield from names(value.right)
+            parts = [value.left, value.right]
+        for part in parts:
+            yield from names(part)
 
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):

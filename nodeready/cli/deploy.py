@@ -112,10 +112,9 @@ def _say_rest(screen: Screen, document: Deploy, options: DeployWords, inventory:
         screen.say("nothing was changed")
     elif not document.complete:
         names = undone(document.nodes)
-        screen.say(
-            f"partial: {len(changed) - len(names)} of {len(changed)} nodes were completed"
-            + (f"; not {node_set(names)} (--limit @last-failed)" if names else "")
-        )
+        remaining = f"; not {node_set(names)} (--limit @last-failed)" if names else ""
+        done = f"{len(changed) - len(names)} of {len(changed)} nodes were completed"
+        screen.say(f"partial: {done}{remaining}")
     elif not document.check and nodes_to_retry(document.nodes) and not document.stopped:
         screen.say("retry failed nodes: --limit @last-failed")
     if not document.untouched or options.batch is None:
@@ -149,10 +148,8 @@ def _common_policy(policies: Mapping[str, Policy]) -> Policy:
         if len(values) > 1:
             texts = (f"{node_set(names)}: {value}" for value, names in values)
             differences.append(f"{key} ({', '.join(texts)})")
-    raise Refused(
-        f"a bundle has one policy, and these nodes differ: {'; '.join(differences)}: "
-        "choose by --limit"
-    )
+    text = f"a bundle has one policy, and these nodes differ: {'; '.join(differences)}"
+    raise Refused(f"{text}: choose by --limit")
 
 
 @dataclass(kw_only=True)
@@ -194,7 +191,6 @@ def bundle(inventory: str | None, options: BundleWords) -> int:
     program = build(policy)
     write_atomically(Path(output), [program], 0o755)
     policy_digest = digest([policy or Policy()])
-    click.echo(
-        f"nodeready: {output}: {len(program) / 1e6:.1f} MB, {source} ({policy_digest})", err=True
-    )
+    text = f"{output}: {len(program) / 1e6:.1f} MB, {source} ({policy_digest})"
+    click.echo(f"nodeready: {text}", err=True)
     return OK

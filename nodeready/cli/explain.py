@@ -37,17 +37,9 @@ def _wrapped(text: str, width: int, indent: str = "") -> Iterator[StyledLine]:
         if any(row.startswith((" ", "- ", ">>>")) or re.match(r"\w+: {2,}", row) for row in lines):
             yield from (line(indent, row) for row in lines)
             continue
-        yield from (
-            line(row)
-            for row in textwrap.wrap(
-                " ".join(lines),
-                width,
-                initial_indent=indent,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )
+        filled = textwrap.TextWrapper(width, indent, indent)
+        filled.break_long_words = filled.break_on_hyphens = False
+        yield from map(line, filled.wrap(" ".join(lines)))
 
 
 def _part(title: str, text: str, width: int) -> Iterator[StyledLine]:
@@ -93,14 +85,11 @@ def _listed(subjects: list[str], policies: list[Policy], width: int) -> Iterator
     for number, subject in enumerate(subjects):
         if number:
             yield line("")
-        yield from (
-            line((row, "bold"))
-            for row in textwrap.wrap(f"{subject}: {SUBJECTS[subject].about}", width)
-        )
+        rows = textwrap.wrap(f"{subject}: {SUBJECTS[subject].about}", width)
+        yield from (line((row, "bold")) for row in rows)
         for check in checks_of[subject]:
-            brief = textwrap.shorten(
-                _prose(check.brief), max(30, width - room - 4), placeholder="..."
-            )
+            room_left = max(30, width - room - 4)
+            brief = textwrap.shorten(_prose(check.brief), room_left, placeholder="...")
             yield line(f"  {check.id:<{room}}  {brief}")
 
 

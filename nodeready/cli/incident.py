@@ -35,14 +35,9 @@ def render(kind: str, document: Any) -> dict[str, Iterable[str]]:
     if kind == "audit":
         data = json.loads("".join(find_format("audit", "json").render(document)))
         table = find_format("audit", "table").render(document, options)
-        return {
-            ".json": [json.dumps(redacted(data), indent=1), "\n"],
-            ".txt": (redact("", line) for line in table),
-        }
-    return {
-        output_format.extension: output_format.render(document, options)
-        for output_format in FORMATS[kind].values()
-    }
+        lines, text = (redact("", line) for line in table), json.dumps(redacted(data), indent=1)
+        return {".json": [text, "\n"], ".txt": lines}
+    return {form.extension: form.render(document, options) for form in FORMATS[kind].values()}
 
 
 @command(IncidentWords)

@@ -6,8 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -18,8 +17,6 @@ from nodeready.lab import PROFILES, Lab, LabError, down, state
 from nodeready.lab.faults import FAULTS, GROUPS
 from nodeready.lab.host import MAX_NODES, can_raise_limits
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 
 def _valid_name(context: click.Context, option: click.Parameter, value: str) -> str:
     try:
@@ -29,16 +26,15 @@ def _valid_name(context: click.Context, option: click.Parameter, value: str) -> 
     return value
 
 
-def _name_option(command: Command) -> Command:
-    return click.option(
-        "--name",
-        default="lab",
-        envvar="NODEREADY_LAB",
-        show_envvar=True,
-        callback=_valid_name,
-        metavar="NAME",
-        help="Name of the lab: labs of different names run side by side.",
-    )(command)
+_name_option = click.option(
+    "--name",
+    default="lab",
+    envvar="NODEREADY_LAB",
+    show_envvar=True,
+    callback=_valid_name,
+    metavar="NAME",
+    help="Name of the lab: labs of different names run side by side.",
+)
 
 
 @click.group()
@@ -81,9 +77,8 @@ def up(nodes: int, profile: str | None, fault: str | None, name: str) -> None:
             click.echo(line)
         return
     if fault not in (None, "none", *FAULTS):
-        raise click.BadParameter(
-            f"no fault {fault!r}; see `nodeready lab up --fault list`", param_hint="--fault"
-        )
+        text = f"no fault {fault!r}; see `nodeready lab up --fault list`"
+        raise click.BadParameter(text, param_hint="--fault")
     progress = _Progress()
     node_fault = "" if fault == "none" else fault
     try:
@@ -102,11 +97,9 @@ def up(nodes: int, profile: str | None, fault: str | None, name: str) -> None:
     for note in _notes(lab):
         click.echo(note)
     if lab.started and not can_raise_limits():
-        click.echo(
-            "nodeready: this machine lacks CAP_SYS_RESOURCE: limits on the nodes cannot be raised "
-            "above its own",
-            err=True,
-        )
+        lacks = "this machine lacks CAP_SYS_RESOURCE"
+        text = f"{lacks}: limits on the nodes cannot be raised above its own"
+        click.echo(f"nodeready: {text}", err=True)
 
 
 @lab.command(name="down")
@@ -151,9 +144,8 @@ def status() -> None:
         statuses = {node.name: node.status for node in lab.nodes}
         up_count = list(statuses.values()).count("up")
         first, last = lab.nodes[0].address, lab.nodes[-1].address
-        rows.append(
-            (name, lab.profile, f"{up_count}/{len(statuses)}", fold(statuses), f"{first}-{last}")
-        )
+        addresses = f"{first}-{last}"
+        rows.append((name, lab.profile, f"{up_count}/{len(statuses)}", fold(statuses), addresses))
         for bad in ("dead", "no sshd"):
             if bad_nodes := [node for node, status in statuses.items() if status == bad]:
                 trouble = True
@@ -181,11 +173,8 @@ def _fault_list(profile: str | None) -> Iterator[str]:
     """The faults that a profile can have (None: all), in groups, as wide as the terminal."""
     wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     for group, (title, profiles) in GROUPS.items():
-        listed = [
-            fault
-            for fault in FAULTS.values()
-            if fault.group == group and profile in (None, *fault.profiles)
-        ]
+        in_group = [fault for fault in FAULTS.values() if fault.group == group]
+        listed = [fault for fault in in_group if profile in (None, *fault.profiles)]
         if not listed:
             continue
         yield f"{title} ({_profiles(profiles)})"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import click
 
 from nodeready.cli.options import (
-    ScreenOptions,
+    ReportOptions,
     candidates_of,
     color_option,
     command,
@@ -23,9 +23,8 @@ from nodeready.runs.values import epoch_seconds
 
 
 @dataclass(kw_only=True)
-class DiffWords(ScreenOptions, DiffOptions):
+class DiffWords(ReportOptions, DiffOptions):
     format: str = format_option("diff")
-    output: tuple[str, ...] = report_files()
     is_strict: bool = flag(
         "--exit-code", "Exit with 3 when there is a difference.", key="is_strict", general=False
     )
@@ -50,18 +49,15 @@ def diff(sides: tuple[str, ...], options: DiffWords) -> int:
       nodeready diff prod.py --against inventories/group_data/h100.py
       nodeready diff monday.json today.json          # of audit or ready, --format json
     """
-    from nodeready.cli.screen import read_outputs
     from nodeready.runs.memory.command import diff_files, run
     from nodeready.runs.memory.diff import diff_code
 
-    outputs, screen = read_outputs("diff", options), options.screen()
+    outputs, screen = options.outputs("diff"), options.screen()
     if len(sides) == 2 and not (options.since or options.until or options.against):
         document = diff_files(*sides)
     elif len(sides) > 1:
-        raise Refused(
-            "compares one INVENTORY, or two files without --since, --until and --against: "
-            "nodeready diff monday.json today.json"
-        )
+        forms = "one INVENTORY, or two files without --since, --until and --against"
+        raise Refused(f"compares {forms}: nodeready diff monday.json today.json")
     else:
         inventory = require_inventory(sides[0] if sides else None, options)
         document = run(inventory, options, screen)
@@ -119,9 +115,8 @@ def history(name: str | None, options: HistoryWords) -> int:
 
 
 @dataclass(kw_only=True)
-class LemonsWords(ScreenOptions, LemonsOptions):
+class LemonsWords(ReportOptions, LemonsOptions):
     format: str = format_option("lemons")
-    output: tuple[str, ...] = report_files()
 
 
 @command(LemonsWords)
@@ -140,11 +135,10 @@ def lemons(inventory: str | None, options: LemonsWords) -> int:
       nodeready lemons -v --format json -o lemons.json
     """
     # Imported only here, so that --help is quick.
-    from nodeready.cli.screen import read_outputs
     from nodeready.runs.memory.kept_looks import kept_lemons
     from nodeready.runs.memory.lemons import lemons_code
 
-    outputs, screen = read_outputs("lemons", options), options.screen()
+    outputs, screen = options.outputs("lemons"), options.screen()
     document = kept_lemons(inventory, options, screen)
     outputs.show(document, screen, silent=screen.quiet and not document.lemons)
     return lemons_code(document)

@@ -26,7 +26,7 @@ from nodeready.runs import user_files
 from nodeready.runs.options import ConnectionOptions, Opt, is_directory, opt, options_of
 
 if TYPE_CHECKING:
-    from nodeready.cli.screen import Screen
+    from nodeready.cli.screen import Outputs, Screen
 
 
 #: Every value of ``--format``. A command ignores in NODEREADY_FORMAT those that it does not take.
@@ -49,13 +49,9 @@ _GROUPS = {
 
 def options_in_groups(command: click.Command) -> dict[str, list[click.Option]]:
     """Title of the group -> its options. The command's own options come first, as "Options"."""
-    options = {
-        str(param.name): param for param in command.params if isinstance(param, click.Option)
-    }
-    groups = {
-        title: [options[name] for name in names if name in options]
-        for title, names in _GROUPS.items()
-    }
+    options = {str(p.name): p for p in command.params if isinstance(p, click.Option)}
+    titled = _GROUPS.items()
+    groups = {title: [options[n] for n in names if n in options] for title, names in titled}
     grouped = {name for names in _GROUPS.values() for name in names}
     ungrouped = [option for name, option in options.items() if name not in grouped]
     return {title: params for title, params in {"Options": ungrouped, **groups}.items() if params}
@@ -78,10 +74,8 @@ class Command(click.Command):
         if any(isinstance(option, Option) for options in groups.values() for option in options):
             prefix = f"NODEREADY_{str(self.name).upper()}_"
             formatter.write_paragraph()
-            formatter.write_text(
-                f"Variables of the options: {prefix}OPTION, else NODEREADY_OPTION; man nodeready "
-                "has them all."
-            )
+            words = f"{prefix}OPTION, else NODEREADY_OPTION; man nodeready has them all."
+            formatter.write_text(f"Variables of the options: {words}")
 
 
 class Option(click.Option):
@@ -120,9 +114,8 @@ class Option(click.Option):
 
     def get_help_extra(self, ctx: click.Context) -> Any:
         """What stands in brackets behind the help: the default, without the variables."""
-        extra = {
-            key: value for key, value in super().get_help_extra(ctx).items() if key != "envvars"
-        }
+        items = super().get_help_extra(ctx).items()
+        extra = {key: value for key, value in items if key != "envvars"}
         return {**extra, "range": self.type.range} if isinstance(self.type, Span) else extra
 
     @property
@@ -144,11 +137,8 @@ class Option(click.Option):
         if self._single and values:
             if len(values) > 1 and not self.joined:
                 shown = ", ".join(map(str, values))
-                raise click.UsageError(
-                    f"{max(self.opts, key=len)} is given {len(values)} times ({shown}): "
-                    "give it once",
-                    ctx,
-                )
+                text = f"{max(self.opts, key=len)} is given {len(values)} times ({shown})"
+                raise click.UsageError(f"{text}: give it once", ctx)
             value = ",".join(values) if self.joined else values[0]
             opts = {**opts, str(self.name): value}
         return super().handle_parse_result(ctx, opts, args)
@@ -220,18 +210,9 @@ def _type_of(opt: Opt) -> click.ParamType | None:  # type: ignore[type-arg]
 
 def click_option(command: str, opt: Opt) -> click.Option:
     """The option as click has it, for the command of this name."""
-    settings: dict[str, Any] = {
-        "help": opt.help,
-        "default": opt.default,
-        "metavar": opt.metavar,
-        "type": _type_of(opt),
-        "is_flag": opt.default is False,
-        "count": opt.is_count,
-        "multiple": opt.multiple,
-        "required": opt.required,
-        "hidden": opt.hidden,
-        "show_default": opt.show_default,
-    }
+    same = ("help", "default", "metavar", "multiple", "required", "hidden", "show_default")
+    settings: dict[str, Any] = {name: getattr(opt, name) for name in same}
+    settings |= {"type": _type_of(opt), "is_flag": opt.default is False, "count": opt.is_count}
     if opt.complete:
         settings["shell_complete"] = candidates_of(opt.complete)
     names = [*opt.names, opt.key]
@@ -240,13 +221,8 @@ def click_option(command: str, opt: Opt) -> click.Option:
     word = max((name for name in opt.names if name.startswith("--")), key=len)
     variable = word.lstrip("-").replace("-", "_").upper()
     variables = f"NODEREADY_{command.upper()}_{variable}", f"NODEREADY_{variable}"
-    return Option(
-        names,
-        variables=variables if opt.general else variables[:1],
-        takes=opt.takes,
-        joined=opt.joined,
-        **settings,
-    )
+    settings |= {"takes": opt.takes, "joined": opt.joined}
+    return Option(names, variables=variables if opt.general else variables[:1], **settings)
 
 
 def values_of(kind: type[Any], params: dict[str, Any], context: click.Context) -> Any:
@@ -272,13 +248,8 @@ def command(kind: type[Any], **settings: Any) -> Callable[[Callable[..., Any]], 
         name = function.__name__
         arguments = list(reversed(getattr(function, "__click_params__", ())))
         options = [click_option(name, opt) for opt in options_of(kind).values()]
-        command = Command(
-            name,
-            callback=callback,
-            params=[*arguments, *options],
-            help=inspect.getdoc(function),
-            **settings,
-        )
+        parameters, help = [*arguments, *options], inspect.getdoc(function)
+        command = Command(name, callback=callback, params=parameters, help=help, **settings)
         command.kind = kind
         return command
 
@@ -298,14 +269,11 @@ def format_option(document: str, help: str = "Output format.", *, general: bool 
     from nodeready.reports.registry import format_names
 
     forms = tuple(format_names(document))
-    return opt(
-        "-f, --format",
-        help,
-        choices=forms,
-        default=forms[0],
-        general=general,
-        takes=lambda value: value in forms or value not in FORMS,
-    )
+
+    def takes(value: str) -> bool:
+        return value in forms or value not in FORMS
+
+    return opt("-f, --format", help, choices=forms, default=forms[0], general=general, takes=takes)
 
 
 def output_file(help: str, **how: Any) -> Any:
@@ -330,12 +298,8 @@ def hostfile_out(nodes: str) -> Any:
 def hostfile_format() -> Any:
     from nodeready.fleet.inventory.hostfile import FORMS as forms
 
-    return opt(
-        "--hostfile-format",
-        "; ".join(f"{name}, for {reader}" for name, reader in forms.items()) + ".",
-        choices=tuple(forms),
-        default="hostfile",
-    )
+    readers = "; ".join(f"{name}, for {reader}" for name, reader in forms.items())
+    return opt("--hostfile-format", f"{readers}.", choices=tuple(forms), default="hostfile")
 
 
 def color_option() -> Any:
@@ -357,6 +321,19 @@ class ScreenOptions:
         from nodeready.cli.screen import Screen
 
         return Screen(self.color, self.quiet, self.verbose)
+
+
+@dataclass(kw_only=True)
+class ReportOptions(ScreenOptions):
+    """The options of a command with a field ``format``, whose report goes also to files."""
+
+    output: tuple[str, ...] = report_files()
+
+    def outputs(self, kind: str) -> Outputs:
+        """Where the report of this kind goes. Raises Refused."""
+        from nodeready.cli.screen import read_outputs
+
+        return read_outputs(kind, self)
 
 
 # --- The defaults of a command line: options from files, and the inventory.
@@ -411,9 +388,8 @@ def require_inventory(inventory: str | None, options: NodeOptions) -> str:
     """As `find_inventory`. Raises UsageError if neither inventory is set."""
     word = find_inventory(inventory, options)
     if word is None:
-        raise click.UsageError(
-            f"Missing INVENTORY: name it, or set {VARIABLE}.", click.get_current_context()
-        )
+        context = click.get_current_context()
+        raise click.UsageError(f"Missing INVENTORY: name it, or set {VARIABLE}.", context)
     return word
 
 
@@ -435,14 +411,8 @@ def defaults_of(command: click.Command, commands: Iterable[str]) -> dict[str, An
             user_files.refuse_unsafe(directory, f"{variable}: ")
     options = {param.name: param for param in command.params if isinstance(param, click.Option)}
     options["inventory"] = click.Option(["--inventory"], callback=_checked_inventory)
-    shared = (
-        "inventory",
-        *(
-            option.key
-            for kind in (ConnectionOptions, ScreenOptions)
-            for option in options_of(kind).values()
-        ),
-    )
+    kinds = ConnectionOptions, ScreenOptions
+    shared = ("inventory", *(option.key for kind in kinds for option in options_of(kind).values()))
     context = click.Context(command)
     defaults: dict[str, Any] = {}
     for path in user_files.paths():

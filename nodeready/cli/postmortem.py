@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from nodeready.cli.options import (
+    ReportOptions,
     ScreenOptions,
     command,
     find_inventory,
     format_option,
     inventory_argument,
-    report_files,
 )
 from nodeready.core.exit_codes import INTERRUPTED as INTERRUPTED_CODE
 from nodeready.core.exit_codes import OK, Refused, exit_code
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class PostmortemWords(ScreenOptions, PostmortemOptions):
+class PostmortemWords(ReportOptions, PostmortemOptions):
     format: str = format_option("postmortem", general=False)
-    output: tuple[str, ...] = report_files()
 
 
 @command(PostmortemWords)
@@ -52,13 +51,11 @@ def postmortem(inventory: str | None, options: PostmortemWords) -> int:
       nodeready postmortem --local --logs '/tmp/torchelastic_*/**'
       nodeready postmortem --from crash-4711
     """
-    from nodeready.cli.screen import read_outputs
-
     # Imported only here, because it imports pyinfra, and --help must be quick.
     from nodeready.runs.postmortem.command import run
     from nodeready.runs.postmortem.document import postmortem_code
 
-    outputs = read_outputs("postmortem", options)
+    outputs = options.outputs("postmortem")
     if options.source is None:
         by_job = options.via != "ssh" and options.job is not None
         inventory = find_inventory(inventory, options, elsewhere=options.local or by_job)
@@ -126,9 +123,8 @@ def _dump(inventory: str | None, options: CoresWords, screen: Screen) -> int:
         return OK
     preview, taken = dumped
     is_running = taken.state not in ("", "T", "t")
-    after = (
-        "goes on" if is_running else "has ended" if not taken.state else "is stopped: kill -CONT"
-    )
+    ended = "is stopped: kill -CONT" if taken.state else "has ended"
+    after = "goes on" if is_running else ended
     if taken.continued:
         after += " (it had been left stopped, and was sent SIGCONT)"
     if taken.error:

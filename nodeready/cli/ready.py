@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nodeready.cli.options import (
-    ScreenOptions,
+    ReportOptions,
     command,
     find_inventory,
     format_option,
     hostfile_format,
     hostfile_out,
     inventory_argument,
-    report_files,
     require_inventory,
 )
 from nodeready.core.exit_codes import INTERRUPTED, Refused, exit_code
@@ -20,11 +19,10 @@ from nodeready.runs.options import EnvOptions, ReadyOptions, SmokeOptions, Undra
 
 
 @dataclass(kw_only=True)
-class ReadyWords(ScreenOptions, ReadyOptions):
+class ReadyWords(ReportOptions, ReadyOptions):
     hostfile_out: str | None = hostfile_out("ready")
     hostfile_format: str = hostfile_format()
     format: str = format_option("ready")
-    output: tuple[str, ...] = report_files()
 
 
 @command(ReadyWords)
@@ -48,24 +46,19 @@ def ready(inventory: str | None, options: ReadyWords) -> int:
       nodeready ready --local
     """
     from nodeready.agent.audit_document import nagios_code, ready_code
-    from nodeready.cli.screen import read_outputs, refuse_unwritable, write_hostfile
+    from nodeready.cli.screen import refuse_unwritable, write_hostfile
     from nodeready.reports.registry import Options
     from nodeready.runs.ready.command import run
 
     inventory = find_inventory(inventory, options, elsewhere=options.local)
-    outputs = read_outputs("ready", options)
+    outputs = options.outputs("ready")
     refuse_unwritable(options.hostfile_out, "--hostfile-out")
     screen = options.screen()
     with run(inventory, options, screen, write_facts=outputs.write_facts) as look:
         document = look.document
-        write_hostfile(
-            options.hostfile_out,
-            options.hostfile_format,
-            {name: look.slots[name] for name in document.go},
-            document.no_go,
-            screen,
-            complete=document.audit.complete,
-        )
+        slots = {name: look.slots[name] for name in document.go}
+        written = options.hostfile_out, options.hostfile_format, slots, document.no_go, screen
+        write_hostfile(*written, complete=document.audit.complete)
         silent = screen.quiet and document.enough and not document.no_go
         shown = Options(inventory=options.words(inventory), looks=look.keeper.looks)
         outputs.show(document, screen, silent=silent, options=shown)
@@ -76,10 +69,9 @@ def ready(inventory: str | None, options: ReadyWords) -> int:
 
 
 @dataclass(kw_only=True)
-class EnvWords(ScreenOptions, EnvOptions):
+class EnvWords(ReportOptions, EnvOptions):
     # A shell evaluates the output: NODEREADY_FORMAT, which is meant for reports, is ignored.
     format: str = format_option("env", general=False)
-    output: tuple[str, ...] = report_files()
 
 
 @command(EnvWords)
@@ -107,7 +99,6 @@ def env(inventory: str | None, options: EnvWords) -> int:
       nodeready env 'gpu[001-064]' --debug --python /opt/train/bin/python
       nodeready env --check train.sbatch
     """
-    from nodeready.cli.screen import read_outputs
     from nodeready.core.outcome import gaps_code
     from nodeready.reports.env_script import troubles
     from nodeready.reports.lines import show_gaps
@@ -117,7 +108,7 @@ def env(inventory: str | None, options: EnvWords) -> int:
 
         if inventory is not None:
             raise Refused("--check reads a script and asks no node: leave INVENTORY out")
-        outputs, screen = read_outputs("script", options), options.screen()
+        outputs, screen = options.outputs("script"), options.screen()
         document = judge(options.check)
         outputs.show(document, screen, silent=screen.quiet and not document.findings)
         return exit_code(check=bool(document.findings))
@@ -126,7 +117,7 @@ def env(inventory: str | None, options: EnvWords) -> int:
     from nodeready.runs.ready.environment import run
 
     inventory = require_inventory(inventory, options)
-    outputs, screen = read_outputs("env", options), options.screen()
+    outputs, screen = options.outputs("env"), options.screen()
     environment = run(inventory, options, screen)
     if environment is None:
         screen.say("interrupted: nothing is exported")
@@ -136,25 +127,21 @@ def env(inventory: str | None, options: EnvWords) -> int:
         outputs.show(environment, screen)
     for line in troubles(environment):
         screen.say(line)
-    return gaps_code(
-        environment.gaps,
-        complete=True,
-        check=not all(variable.settled for variable in environment.variables),
-    )
+    is_settled = all(variable.settled for variable in environment.variables)
+    return gaps_code(environment.gaps, complete=True, check=not is_settled)
 
 
 # --- `nodeready smoke`: one collective over all nodes; names the faulty node, GPU or link.
 
 
 @dataclass(kw_only=True)
-class SmokeWords(ScreenOptions, SmokeOptions):
+class SmokeWords(ReportOptions, SmokeOptions):
     exclude_out: str | None = opt(
         "--exclude-out FILE", "Write the nodes to exclude to FILE, for sbatch."
     )
     hostfile_out: str | None = hostfile_out("good")
     hostfile_format: str = hostfile_format()
     format: str = format_option("smoke")
-    output: tuple[str, ...] = report_files()
 
 
 @command(SmokeWords)
@@ -174,14 +161,14 @@ def smoke(inventory: str | None, options: SmokeWords) -> int:
       nodeready smoke inventories/prod.py --gpus 0 --engine pairs   # the network alone
       nodeready smoke --job 4711                                    # in a job, without ssh
     """
-    from nodeready.cli.screen import read_outputs, refuse_unwritable, write_hostfile
+    from nodeready.cli.screen import refuse_unwritable, write_hostfile
     from nodeready.runs.smoke.document import code
 
     # Imported only here, because it imports pyinfra, which is slow, and --help must be quick.
     from nodeready.runs.smoke.run import run
 
     inventory = find_inventory(inventory, options, elsewhere=options.job is not None)
-    outputs = read_outputs("smoke", options)
+    outputs = options.outputs("smoke")
     exclude_out, hostfile_out = options.exclude_out, options.hostfile_out
     refuse_unwritable(exclude_out, "--exclude-out")
     refuse_unwritable(hostfile_out, "--hostfile-out")
@@ -197,9 +184,8 @@ def smoke(inventory: str | None, options: SmokeWords) -> int:
 
 
 @dataclass(kw_only=True)
-class UndrainWords(ScreenOptions, UndrainOptions):
+class UndrainWords(ReportOptions, UndrainOptions):
     format: str = format_option("undrain")
-    output: tuple[str, ...] = report_files()
 
 
 @command(UndrainWords)
@@ -218,12 +204,11 @@ def undrain(inventory: str | None, options: UndrainWords) -> int:
       nodeready undrain inventories/prod.py --limit 'gpu[001-004]' --yes
       nodeready undrain inventories/prod.py --end-leftovers --yes
     """
-    from nodeready.cli.screen import read_outputs
     from nodeready.reports.registry import Options
     from nodeready.runs.undrain import run, undrain_code
 
     inventory = find_inventory(inventory, options)
-    outputs, screen = read_outputs("undrain", options), options.screen()
+    outputs, screen = options.outputs("undrain"), options.screen()
     document = run(inventory, options, screen)
     shown = Options(inventory=options.words(inventory) if inventory else "")
     outputs.show(document, screen, silent=screen.quiet and not document.nodes, options=shown)

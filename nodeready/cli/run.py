@@ -29,17 +29,13 @@ class RunWords:
     log_dir: str = opt(
         "--log-dir DIR",
         "Directory for the output (NODE-rankN.RESTART.log) and the flight recorder's dumps.",
-        general=False,
-        default="",
-        show_default=False,
-    )
+        general=False, default="", show_default=False,
+    )  # fmt: skip
     signal: str = opt(
         "--signal NAME",
         "Signal on which each Python process writes its stacks; none: no handler.",
-        default="URG",
-        general=False,
-        read=_read_signal,
-    )
+        default="URG", general=False, read=_read_signal,
+    )  # fmt: skip
     debug_rank: int | None = opt(
         "--debug-rank N", "Rank that stacks --attach N can debug.", bounds=(0, None), general=False
     )
@@ -74,10 +70,8 @@ def run(command: tuple[str, ...], options: RunWords) -> None:
         words += ["--debug-rank", str(options.debug_rank)]
     for name in ("sync_cuda", "on_cpu", "sanitizer", "watch"):
         words += [f"--{name.replace('_', '-')}"] if getattr(options, name) else []
-    path = click.get_current_context().obj
-    environment = {**os.environ}
-    environment.pop("PATH", None)
-    if path is not None:
+    environment = {name: value for name, value in os.environ.items() if name != "PATH"}
+    if (path := click.get_current_context().obj) is not None:
         environment["PATH"] = path
     # exec frees the memory of this program: the supervisor lives as long as the job.
     words = [sys.executable, "-I", "-S", supervisor.__file__, *words, "--", *command]

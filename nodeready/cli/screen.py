@@ -58,9 +58,8 @@ def _console(stream: TextIO, color: str) -> Console:
 
     terminal = stream.isatty()
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    forced = color == "always" or (
-        color == "auto" and os.environ.get("CLICOLOR_FORCE", "0") != "0" and not plain
-    )
+    is_forced = os.environ.get("CLICOLOR_FORCE", "0") != "0"
+    forced = color == "always" or (color == "auto" and is_forced and not plain)
     colored = forced or (color == "auto" and terminal and not plain)
     return PatientConsole(
         file=stream,
@@ -137,20 +136,22 @@ class Screen(Tell):
         """The password that the user types; None without a terminal."""
         return getpass.getpass(prompt) if sys.stdin.isatty() else None
 
-    def _print_progress(self, progress: NodeProgress) -> None:
-        """Print a plain line every few seconds: how many nodes are done, and which are pending."""
-        while not progress.over.wait(PLAIN_EVERY_S):
-            self.say(progress.sentence())
-
     @contextmanager
     def progress(self, activity: str, names: Iterable[str]) -> Iterator[NodeProgress]:
-        """Count nodes while they finish, and name the pending ones."""
+        """Count nodes while they finish, and name the pending ones: on a line that is redrawn, or
+        on a plain line every few seconds.
+        """
         progress = NodeProgress(activity, set(names))
+
+        def print_lines() -> None:
+            while not progress.over.wait(PLAIN_EVERY_S):
+                self.say(progress.sentence())
+
         can_redraw = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         if self.quiet or not progress.pending or not (can_redraw or self.verbose):
             yield progress
         elif not can_redraw:
-            printer = threading.Thread(target=self._print_progress, args=(progress,), daemon=True)
+            printer = threading.Thread(target=print_lines, daemon=True)
             printer.start()
             try:
                 yield progress
@@ -229,11 +230,10 @@ class NodeProgress:
     def line(self, width: int) -> str:
         """The line for a terminal: the most important parts that fit into the width."""
         pace, remaining = self._pace()
+        share = f"{100 * self.done // self.total} %" if self.total >= _MIN_NODES_FOR_RATE else ""
         parts = {
             "count": f"{self.activity:<8} {self.done}/{self.total}",
-            "share": f"{100 * self.done // self.total} %"
-            if self.total >= _MIN_NODES_FOR_RATE
-            else "",
+            "share": share,
             "pace": pace,
             "failed": f"{self.failed} failed" if self.failed else "",
             "time": ", ".join(filter(None, (_clock(self.clock() - self.started_s), remaining))),
@@ -249,9 +249,8 @@ class NodeProgress:
 
     def sentence(self) -> str:
         """The line for a log."""
-        details = ", ".join(filter(None, self._pace()))
-        if self.failed:
-            details = ", ".join(filter(None, (f"{self.failed} failed", details)))
+        failed = f"{self.failed} failed" if self.failed else ""
+        details = ", ".join(filter(None, (failed, *self._pace())))
         text = f"{self.activity}: {self.done} of {self.total} nodes{details and f', {details}'}."
         return f"{text} {self.slow_nodes(200)}".rstrip()
 
@@ -328,11 +327,8 @@ def show(
         for part in renderer.render(document, shown_options):
             click.echo(part, nl=False)
     elif not silent:
-        screen.show(
-            renderer.lines(
-                document, replace(shown_options, width=screen.width, lines=screen.lines)
-            )
-        )
+        fitted = replace(shown_options, width=screen.width, lines=screen.lines)
+        screen.show(renderer.lines(document, fitted))
 
 
 # --- Where a report goes: the screen and the files of ``-o``, each in its format.
@@ -405,8 +401,8 @@ def read_outputs(kind: str, options: Any) -> Outputs:
 
 def _form_of(kind: str, file: str) -> str:
     """The machine format of a file's ending; "" for an ending of none, or of a table."""
-    endings = {form.extension: form.name for form in FORMATS[kind].values() if not form.styled}
-    tables = {form.extension for form in FORMATS[kind].values() if form.styled}
-    return next(
-        (name for end, name in endings.items() if file.endswith(end) and end not in tables), ""
-    )
+    forms = FORMATS[kind].values()
+    # Of two forms with one ending, the table or the later one counts.
+    endings = {form.extension: form for form in sorted(forms, key=lambda form: form.styled)}
+    named = (form for ending, form in endings.items() if file.endswith(ending))
+    return next((form.name for form in named if not form.styled), "")

@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from nodeready.cli.options import (
+    ReportOptions,
     ScreenOptions,
     candidates_of,
     command,
     find_inventory,
     format_option,
     inventory_argument,
-    report_files,
 )
 from nodeready.core.exit_codes import OK, Refused
 from nodeready.core.text import sanitise
@@ -103,9 +103,8 @@ def stacks(inventory: str | None, options: StacksWords) -> int:
 
 
 @dataclass(kw_only=True)
-class JobsWords(ScreenOptions, JobsOptions):
+class JobsWords(ReportOptions, JobsOptions):
     format: str = format_option("jobs")
-    output: tuple[str, ...] = report_files()
 
 
 @command(JobsWords)
@@ -123,11 +122,10 @@ def jobs(inventory: str | None, options: JobsWords) -> int:
       nodeready jobs 'gpu[001-064]' --user ada --sudo
       nodeready jobs --local -v
     """
-    from nodeready.cli.screen import read_outputs
     from nodeready.runs.jobs import jobs_code, run
 
     inventory = find_inventory(inventory, options, elsewhere=options.local or bool(options.job))
-    outputs, screen = read_outputs("jobs", options), options.screen()
+    outputs, screen = options.outputs("jobs"), options.screen()
     document = run(inventory, options, screen)
     outputs.show(document, screen, silent=screen.quiet and not document.jobs)
     return jobs_code(document)
@@ -137,9 +135,8 @@ def jobs(inventory: str | None, options: JobsWords) -> int:
 
 
 @dataclass(kw_only=True)
-class TailWords(ScreenOptions, TailOptions):
+class TailWords(ReportOptions, TailOptions):
     format: str = format_option("tail", general=False)
-    output: tuple[str, ...] = report_files()
 
 
 @command(TailWords)
@@ -165,7 +162,6 @@ def tail(words: tuple[str, ...], options: TailWords) -> int:
       nodeready tail login1 '/scratch/slurm-4711.out' -n 1 --rank 0-7
       nodeready tail --local '/tmp/torchelastic_*/**/stderr.log'
     """
-    from nodeready.cli.screen import read_outputs
     from nodeready.core.outcome import gaps_code
     from nodeready.runs.tail import run
 
@@ -176,10 +172,9 @@ def tail(words: tuple[str, ...], options: TailWords) -> int:
     if len(words) < expected_count:
         raise click.UsageError("Missing PATTERN." if local else "Missing INVENTORY or PATTERN.")
     if len(words) > expected_count:
-        raise Refused(
-            f"{len(words) - expected_count + 1} PATTERNs: quote it, so that the nodes expand it"
-        )
-    outputs, screen = read_outputs("tail", options), options.screen()
+        count = len(words) - expected_count + 1
+        raise Refused(f"{count} PATTERNs: quote it, so that the nodes expand it")
+    outputs, screen = options.outputs("tail"), options.screen()
     document = run(None if local else words[0], words[-1], options, screen)
     outputs.show(document, screen, mode=0o600)
     return gaps_code(document.gaps, complete=document.complete, check=not document.has_all_files)

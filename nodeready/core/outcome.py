@@ -162,10 +162,8 @@ def gaps_code(
               node's own connection
     """
     kinds = {gap.kind for gap in gaps}
+    failed, unreachable = failed or not kinds.isdisjoint(failures), not kinds.isdisjoint(UNREACHED)
+    check = check or bool(kinds)
     return exit_code(
-        interrupted=not complete,
-        usage=usage,
-        failed=failed or not kinds.isdisjoint(failures),
-        unreachable=not kinds.isdisjoint(UNREACHED),
-        check=check or bool(kinds),
+        interrupted=not complete, usage=usage, failed=failed, unreachable=unreachable, check=check
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from nodeready.core.base import Output, Probe, Section, by_path, file_lines
 
@@ -113,11 +113,10 @@ def _parse_own_files(text: str, patterns: Iterable[str]) -> dict[str, bytes]:
     """Path -> the content of that file; each of nodeready's files ends with a newline."""
     # A star matches no slash: a node cannot name a path outside of the pattern's directory.
     path_pattern = re.compile("|".join(re.escape(p).replace(r"\*", r"[^/\n]*") for p in patterns))
-    return {
-        path: "".join(f"{line.text}\n" for line in lines).encode("utf-8", "surrogateescape")
-        for path, lines in by_path(file_lines(text)).items()
-        if path_pattern.fullmatch(path)
-    }
+    by_file = by_path(file_lines(text)).items()
+    texts = {path: "".join(f"{line.text}\n" for line in lines) for path, lines in by_file}
+    own = {path: text for path, text in texts.items() if path_pattern.fullmatch(path)}
+    return {path: text.encode("utf-8", "surrogateescape") for path, text in own.items()}
 
 
 def _refusals(output: Output) -> dict[str, Refusal]:
@@ -137,10 +136,8 @@ def _refusals(output: Output) -> dict[str, Refusal]:
             kinds_of_refusal.append((path, "theirs"))
         elif int(mode, 8) & 0o2 or (int(mode, 8) & 0o20 and int(gid) >= _FIRST_GROUP):
             kinds_of_refusal.append((path, "loose"))
-    return {
-        path: Refusal(_REFUSALS[kind][0], _REFUSALS[kind][1].format(path))
-        for path, kind in kinds_of_refusal
-    }
+    pairs = ((path, _REFUSALS[kind]) for path, kind in kinds_of_refusal)
+    return {path: Refusal(reason, remedy.format(path)) for path, (reason, remedy) in pairs}
 
 
 def own_files(patterns: Iterable[str]) -> Probe:
@@ -168,16 +165,9 @@ END = b"# <<< nodeready <<<"
 PLACES = ("top", "end", "keep")
 
 
-class _Parts(NamedTuple):
-    """A file before, inside and after its first whole block; ``inner``: None without a block."""
-
-    before: bytes
-    inner: bytes | None
-    after: bytes
-
-
-def _parts(content: bytes) -> _Parts:
-    """Take the file apart. Markers without their partner and further blocks are left out.
+def _parts(content: bytes) -> tuple[bytes, bytes | None, bytes]:
+    """The file before, inside (None: no block) and after its first whole block. Markers without
+    their partner and further blocks are left out.
 
     The lines behind a BEGIN without END may be the owner's own: they stay, only the marker goes.
     """
@@ -201,7 +191,7 @@ def _parts(content: bytes) -> _Parts:
     outside.extend(open_block or ())
     if inner is None:
         split = len(outside)
-    return _Parts(b"".join(outside[:split]), inner, b"".join(outside[split:]))
+    return b"".join(outside[:split]), inner, b"".join(outside[split:])
 
 
 def _line_end(content: bytes) -> bytes:
@@ -211,7 +201,7 @@ def _line_end(content: bytes) -> bytes:
 
 def find_block(content: bytes) -> bytes | None:
     """The lines between the marks, unchanged; None without a whole block."""
-    return _parts(content).inner
+    return _parts(content)[1]
 
 
 def put_block(content: bytes, inner: bytes, place: str) -> bytes:

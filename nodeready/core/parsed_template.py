@@ -64,10 +64,7 @@ class TemplateCache(Generic[T]):
         self._known: dict[tuple[object, ...], list[ParsedTemplate[T]]] = {}
 
     def adapted(
-        self,
-        adapt: Callable[[T, Mapping[str, str]], T | None],
-        lines: list[str],
-        *context: object,
+        self, adapt: Callable[[T, Mapping[str, str]], T | None], lines: list[str], *context: object
     ) -> T | None:
         """The result for these lines, adapted from a template's; None: no template fits.
 

@@ -90,11 +90,8 @@ def parse(table: Any, source: str = "") -> SiteCheck:
             raise Invalid(f"unknown key {value_text(key)}: {suggestion(key, KEYS)}")
     name = table.get("id", "")
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", name):
-        raise Invalid(
-            f"id = {value_text(name)}: must be a small letter, then small letters, digits and _"
-            if "id" in table
-            else "has no id"
-        )
+        words = "must be a small letter, then small letters, digits and _"
+        raise Invalid(f"id = {value_text(name)}: {words}" if "id" in table else "has no id")
     if name == _RESERVED:
         raise Invalid(f'id = "{_RESERVED}": is the result of a node that could not be observed')
     run, file = _text(table, "run"), _line(table, "file")
@@ -156,10 +153,8 @@ def _comparison(table: Mapping[str, Any]) -> tuple[str, Any]:
     if comparator == "range":
         return comparator, _range(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_STATUS:
-        raise Invalid(
-            f"status = {value_text(value)}: must be 0 to {_MAX_STATUS}; a shell and timeout use "
-            "higher ones for a command that was ended or cannot be run"
-        )
+        why = "a shell and timeout use higher ones for a command that was ended or cannot be run"
+        raise Invalid(f"status = {value_text(value)}: must be 0 to {_MAX_STATUS}; {why}")
     return comparator, value
 
 
@@ -190,11 +185,8 @@ def _is_number(value: Any) -> bool:
 def _words(table: Mapping[str, Any], key: str, default: tuple[str, ...]) -> tuple[str, ...]:
     """The words of ``groups`` or ``in``; ``in`` has a fixed choice of them."""
     value = table.get(key, default)
-    if (
-        isinstance(value, str)
-        or not isinstance(value, (list, tuple))
-        or not all(isinstance(word, str) and word for word in value)
-    ):
+    is_list = isinstance(value, (list, tuple))
+    if not is_list or not all(isinstance(word, str) and word for word in value):
         raise Invalid(f'{key} = {value_text(value)}: must be a list of words: ["WORD"]')
     if key in table and not value:
         raise Invalid(f"{key} = []: selects nothing; leave it out for all")
@@ -418,9 +410,7 @@ class Policy:
 
     def at(self, moment: str) -> Policy:
         """The policy with the site's checks of one of `site_checks.MOMENTS` alone."""
-        return self.with_site_checks(
-            check.id for check in self.site_checks if moment in check.moments
-        )
+        return self.with_site_checks(row.id for row in self.site_checks if moment in row.moments)
 
     def with_site_checks(self, ids: Iterable[str]) -> Policy:
         """The policy with those of the site's checks that have one of these ids."""

@@ -394,12 +394,8 @@ def parse_answer(text: str | bytes, sections: Iterable[Section], nonce: str) -> 
 
 
 #: Kind of nr_lines -> the kind under which its files are read, and whether with line numbers.
-_LATER = {
-    "all": ("all", True),
-    "raw": ("all", False),
-    "set": ("set", True),
-    "routes": ("set", False),
-}
+_LATER = {"all": ("all", True), "raw": ("all", False)}
+_LATER |= {"set": ("set", True), "routes": ("set", False)}
 
 #: A line's path, which is kept, and its number.
 _NUMBER = re.compile(r"^(/[^:\n]*:)[0-9]+:", re.M)
@@ -414,14 +410,11 @@ def _complete_outputs(
     files:   kind -> the lines of each section's files in that order, and an end. Where a part is
              missing, the parts cannot be assigned to sections.
     """
-    parts = {
-        name: output.text.split(f"\n@{output.nonce} later ") for name, output in waiting.items()
-    }
+    parts = {name: o.text.split(f"\n@{o.nonce} later ") for name, o in waiting.items()}
     marks = [part.partition("\n")[0] for _, *later in parts.values() for part in later]
     noted = Counter(_LATER.get(mark, ("", False))[0] for mark in marks)
-    remaining = {
-        kind: iter(lines) for kind, lines in files.items() if len(lines) == noted.get(kind, 0) + 1
-    }
+    counts = {kind: noted.get(kind, 0) + 1 for kind in files}
+    remaining = {kind: iter(rows) for kind, rows in files.items() if len(rows) == counts[kind]}
     for name, (first, *later_pieces) in parts.items():
         text, is_complete = first, True
         for part in later_pieces:

@@ -547,11 +547,9 @@ def waiver_problems(policy: Policy, ids: Iterable[str]) -> list[str]:
     A waiver without a finding is accepted: the finding was repaired.
     """
     check_ids = list(ids)
-    return [
-        f"waivers: {check!r}: {_waiver_problem(check, check_ids)}"
-        for check in dict.fromkeys(waiver.check for waiver in policy.waivers)
-        if check not in check_ids
-    ]
+    waived = dict.fromkeys(waiver.check for waiver in policy.waivers)
+    unknown = [check for check in waived if check not in check_ids]
+    return [f"waivers: {check!r}: {_waiver_problem(check, check_ids)}" for check in unknown]
 
 
 def _waiver_problem(check: str, check_ids: list[str]) -> str:

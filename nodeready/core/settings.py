@@ -199,10 +199,8 @@ def _core_pattern(value: Any) -> str:
     if "/../" in f"{directory}/" or any(char.isspace() or char in "'\"\\" for char in text):
         raise Invalid("must not contain '..', white space, quotes or backslashes")
     if _no_core_directory(directory):
-        raise Invalid(
-            f"would make {directory} writable for all users, and remove its old files: name a "
-            "directory for cores alone"
-        )
+        harm = f"would make {directory} writable for all users, and remove its old files"
+        raise Invalid(f"{harm}: name a directory for cores alone")
     return text
 
 

@@ -44,10 +44,8 @@ def search_path(path: str | None = None) -> str:
     An empty or relative directory depends on the current one, which any user may own.
     """
     path = os.environ.get("PATH", "") if path is None else path
-    return (
-        ":".join(directory for directory in path.split(":") if directory.startswith("/"))
-        or os.defpath
-    )
+    directories = [directory for directory in path.split(":") if directory.startswith("/")]
+    return ":".join(directories) or os.defpath
 
 
 def find_program(name: str) -> str | None:
@@ -109,9 +107,8 @@ def command(script: str, timeout_s: int, tag: str, payload: str | None = None) -
         text = binascii.b2a_base64(data, newline=False).decode("ascii")
         stdin = f"{text}\n{payload}"
         inner = 'trap : TERM; exec 3<&0; read -r nr && (eval "$(echo $nr|base64 -d)")'
-    return ShellCommand(
-        f"timeout -k {KILL_AFTER_S} {int(timeout_s)} sh -c {quote(inner)} {tag}", stdin
-    )
+    line = f"timeout -k {KILL_AFTER_S} {int(timeout_s)} sh -c {quote(inner)} {tag}"
+    return ShellCommand(line, stdin)
 
 
 # --- The Pythons of a node: which of them is new enough for nodeready's programs there.

@@ -263,11 +263,9 @@ def parse(output: base.Output) -> SysctlFiles:
     profiles = [path for path in output.all("tuned") if path in lines]
     reapply = _is_on(lines.get(_TUNED_CONF, ()), "reapply_sysctl", True)
     # The script prints the profiles in the opposite order. tuned removes quotes around a value.
-    tuned = _options(
-        replace(line, text=re.sub(r'=\s*"(.*)"\s*$', r"=\1", line.text))
-        for path in reversed(profiles)
-        for line in section(lines[path], "sysctl")
-    )
+    rows = (row for path in reversed(profiles) for row in section(lines[path], "sysctl"))
+    unquoted = (replace(row, text=re.sub(r'=\s*"(.*)"\s*$', r"=\1", row.text)) for row in rows)
+    tuned = _options(unquoted)
     # Unmasked files, in the order in which they are applied.
     order = list(base.files_by_name(DIRECTORIES, paths).values())
     manual = [*order, SYSCTL_CONF] if SYSCTL_CONF in paths else order
@@ -308,11 +306,10 @@ def _remedy(files: SysctlFiles, path: str) -> str:
     """What a person must do before nodeready's file in /etc/sysctl.d can set this path, or ""."""
     if files.masked:
         return f"systemctl unmask {_UNIT}"
-    written = files.options.get(path)
-    if written is not None and (
-        written.line.path == SYSCTL_CONF or not beatable(written.line.path.rpartition("/")[2])
-    ):
-        return _removal(written.line.source)
+    if written := files.options.get(path):
+        file = written.line.path
+        if file == SYSCTL_CONF or not beatable(file.rpartition("/")[2]):
+            return _removal(written.line.source)
     for later in (files.late, {} if files.reapply else files.tuned):
         if (setting := _setting(later, path)) is not None:
             return _removal(setting.source)
@@ -324,9 +321,8 @@ def boot_value(files: SysctlFiles, key: str) -> BootSetting:
     path = _relative_path(key)
     winner = None if files.masked else _setting(files.options, path)
     tuned = _setting(files.tuned, path)
-    if tuned is not None and not (
-        files.reapply and winner is not None and winner.source.startswith(_REAPPLIED)
-    ):
+    is_reapplied = winner is not None and winner.source.startswith(_REAPPLIED)
+    if tuned is not None and not (files.reapply and is_reapplied):
         winner = tuned
     winner = _setting(files.late, path) or winner
     if winner is None and path in files.cmdline:
@@ -335,12 +331,8 @@ def boot_value(files: SysctlFiles, key: str) -> BootSetting:
     names = [name for name in names if "nodeready" not in name and beatable(name)]
     manual = _setting(files.manual, path)
     conflict = manual if manual and manual.source.startswith(f"{SYSCTL_CONF}:") else None
-    return BootSetting(
-        winner,
-        conflict if conflict != winner else None,
-        names[-1] if names else "",
-        _remedy(files, path),
-    )
+    conflict, last_name = conflict if conflict != winner else None, names[-1] if names else ""
+    return BootSetting(winner, conflict, last_name, _remedy(files, path))
 
 
 def kernel_number(text: str) -> int | None:

@@ -87,9 +87,8 @@ def run(
     nodes, name = nodes_of_job(inventory, options, tell)
     directory = incident.prepare(Path(options.output))
     with nodes.transport:
-        evidence = EvidenceCollector(
-            nodes, tell, name, options.user or "", options.timeout, render, write_facts
-        )
+        user = options.user or ""
+        evidence = EvidenceCollector(nodes, tell, name, user, options.timeout, render, write_facts)
         document, problem_text = evidence.collect(directory, "taken on request")
         is_empty = document.complete and evidence.is_empty(document)
         running = running_lines(nodes, tell) if is_empty else []
@@ -164,17 +163,12 @@ class EvidenceCollector:
         """All parts, their index and archive; and why there is no archive, or ""."""
         started = utc_now()
         methods = self.take_stacks, self.take_logs, self.take_cores, self.take_audit
-        parts, is_complete = incident.take(
-            directory, dict(zip(incident.PARTS, methods, strict=True)), time.monotonic
-        )
+        takers = dict(zip(incident.PARTS, methods, strict=True))
+        parts, is_complete = incident.take(directory, takers, time.monotonic)
         stacks = self.stacks
-        document = Incident(
-            *(started, utc_now(), self.job, stacks.user if stacks else "", reason, is_complete),
-            verdict=stacks.verdict if stacks else None,
-            advice=stacks.advice if stacks else (),
-            parts=parts,
-            archive="",
-        )
+        verdict, advice = (stacks.verdict, stacks.advice) if stacks else (None, ())
+        taken = started, utc_now(), self.job, stacks.user if stacks else "", reason, is_complete
+        document = Incident(*taken, verdict, advice, parts, archive="")
         forms = {
             incident.README: lambda document: self.render("incident", document)[".txt"],
             incident.DOCUMENT: lambda document: self.render("incident", document)[".json"],
@@ -228,19 +222,13 @@ class EvidenceCollector:
         placement = JobPlacement() if self.user else job_placement(self.job, transport.nodes)
         placement = replace(placement, user=placement.user or self.owner)
         config = program_config(self.timeout_s, job=self.job, user=self.user)
-        captured = capture(
-            self._ask, transport.nodes, replace(config, tag=transport.tag), placement
-        )
+        config = replace(config, tag=transport.tag)
+        captured = capture(self._ask, transport.nodes, config, placement)
         path = directory.make_part("stacks")
-        stacks = redacted(
-            group.group(
-                archive.keep_traces(path, self._redact_traces(captured.traces())),
-                captured.gaps,
-                started=started,
-                finished=utc_now(),
-                complete=captured.complete,
-            )
-        )
+        traces = archive.keep_traces(path, self._redact_traces(captured.traces()))
+        gaps, complete = captured.gaps, captured.complete
+        stacks = group.group(traces, gaps, started=started, finished=utc_now(), complete=complete)
+        stacks = redacted(stacks)
         self.stacks = stacks
         forms = self.render("stacks", stacks).items()
         archive.write(path, stacks, {f"stacks{extension}": text for extension, text in forms})
@@ -249,23 +237,16 @@ class EvidenceCollector:
             reason = "no node answered"
             if len(captured.gaps) < len(captured.nodes):
                 reason = no_ranks_reason(captured)
-            return self._unless_interrupted(
-                Part("stacks", "missing", reason=reason, gaps=stacks.gaps)
-            )
+            missing = Part("stacks", "missing", reason=reason, gaps=stacks.gaps)
+            return self._unless_interrupted(missing)
         summary = f"{ranks} in {counted(len(stacks.groups), 'group')}"
         unread = [group for group in stacks.groups if group.processes and not group.frames]
         count = counted(sum(group.processes for group in unread), "process", "processes")
         reason = f"no stack of {count}: {unread[0].no_stack_reason}" if unread else ""
-        return self._unless_interrupted(
-            Part(
-                "stacks",
-                "partial" if stacks.gaps or unread else "kept",
-                summary,
-                reason,
-                gaps=stacks.gaps,
-                failed=any(gap.kind == FAILED for gap in stacks.gaps),
-            )
-        )
+        status = "partial" if stacks.gaps or unread else "kept"
+        has_failed = any(gap.kind == FAILED for gap in stacks.gaps)
+        part = Part("stacks", status, summary, reason, gaps=stacks.gaps, failed=has_failed)
+        return self._unless_interrupted(part)
 
     def _redact_traces(self, traces: Iterator[Trace]) -> Iterator[Trace]:
         """The traces without secrets. Notes the logs of each trace in `logs`."""
@@ -404,15 +385,10 @@ class EvidenceCollector:
         for outcome in outcomes:
             policy = nodes.policies[outcome.node]
             results = here.judge_alone(outcome.value, policy) if outcome.value else []
-            reports.append(
-                NodeReport.of(
-                    outcome.node,
-                    selection.of(results),
-                    snapshot=outcome.value,
-                    seconds=round(outcome.seconds, 3),
-                    gap=outcome.gap,
-                )
-            )
+            about = outcome.node, selection.of(results)
+            seconds, gap = round(outcome.seconds, 3), outcome.gap
+            report = NodeReport.of(*about, snapshot=outcome.value, seconds=seconds, gap=gap)
+            reports.append(report)
         policies = digest({nodes.policies[outcome.node] for outcome in outcomes})
         complete = not nodes.transport.interrupted
         yield Audit(started, utc_now(), policies, tuple(reports), complete=complete)

@@ -19,7 +19,6 @@ from nodeready.agent.asking import (
     INTERRUPT,
     Answer,
     Asks,
-    Request,
     new_nonce,
     no_answer,
     request,
@@ -170,11 +169,8 @@ def parse(text: str) -> Backtrace:
                 crashed.append(frame)
             elif section == EVERY and threads:
                 threads[-1][2].append(frame)
-    return Backtrace(
-        crashed=tuple(crashed),
-        threads=tuple(CoreThread(number, lwp, tuple(rows)) for number, lwp, rows in threads),
-        python=tuple(python),
-    )
+    by_thread = tuple(CoreThread(number, lwp, tuple(rows)) for number, lwp, rows in threads)
+    return Backtrace(tuple(crashed), by_thread, tuple(python))
 
 
 def crash_key(frames: Iterable[CoreFrame]) -> tuple[CoreFrame, ...]:
@@ -478,9 +474,10 @@ def collect_cores(
     started = utc_now()
     gaps: dict[str, Gap] = {}
     nonce = new_nonce()
-    requests = {
-        name: _list_config(nonce, tag, policy, since_s) for name, policy in policies.items()
-    }
+    requests = {}
+    for name, policy in policies.items():
+        patterns = (policy.core_pattern,) if policy.core_handler == "path" else ()
+        requests[name] = program.CoresConfig(nonce, tag, _LIST_S, patterns, since_s)
     answers = _ask_all(ask, "looking", requests)
     listings: dict[str, Listing] = {}
     for name, answer in answers.items():
@@ -501,21 +498,14 @@ def collect_cores(
     crashes: list[Crash] = []
     complete = not any(answer.has_gap(INTERRUPTED) for answer in answers.values())
     if by_reader:
-        # After an interrupt, the cores are listed as unread.
-        crashes, lost, complete = _read(
-            ask if complete else _ask_nothing, tag, by_reader, job, unlisted=unlisted, notes=notes
-        )
+        # After an interrupt, no node is asked, and the cores are listed as unread.
+        asks = ask if complete else lambda _, names: dict.fromkeys(names, Answer(gap=INTERRUPT))
+        crashes, lost, complete = _read(asks, tag, by_reader, job, unlisted=unlisted, notes=notes)
         gaps |= lost
-    return Cores(
-        started=started,
-        finished=utc_now(),
-        nodes=tuple(policies),
-        crashes=with_file_names(crashes),
-        gaps=node_gaps(gaps),
-        notes={name: tuple(lines) for name, lines in notes.items() if lines},
-        unlisted={name: number for name, number in unlisted.items() if number},
-        complete=complete,
-    )
+    counts = {name: number for name, number in unlisted.items() if number}
+    notes_of = {name: tuple(lines) for name, lines in notes.items() if lines}
+    looked = started, utc_now(), tuple(policies), with_file_names(crashes)
+    return Cores(*looked, node_gaps(gaps), notes_of, counts, complete)
 
 
 def _ask_all(
@@ -523,16 +513,6 @@ def _ask_all(
 ) -> Mapping[str, Answer]:
     requests = {name: request(name, program.__name__, config) for name, config in configs.items()}
     return ask(phase, requests)
-
-
-def _ask_nothing(phase: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
-    """The answers after an interrupt: no node is asked."""
-    return dict.fromkeys(requests, Answer(gap=INTERRUPT))
-
-
-def _list_config(nonce: str, tag: str, policy: Policy, since_s: float) -> program.CoresConfig:
-    patterns = (policy.core_pattern,) if policy.core_handler == "path" else ()
-    return program.CoresConfig(nonce, tag, _LIST_S, patterns, since_s)
 
 
 def _read(
@@ -555,24 +535,17 @@ def _read(
     for name, files in chosen.items():
         unlisted[name] += len(by_reader[name]) - len(files)
         limit_s = min(_MAX_READ_S, _START_S + _READ_S * min(len(files), MAX_CORES))
-        requests[name] = program.CoresConfig(
-            new_nonce(),
-            tag,
-            limit_s,
-            selected=tuple(
-                (f.file.path, f.file.inode, f.file.modified_ns, f.file.size_bytes) for f in files
-            ),
-            job=job,
-            maximum=MAX_CORES,
-        )
+        located = (crash_file.file for crash_file in files)
+        selected = tuple((f.path, f.inode, f.modified_ns, f.size_bytes) for f in located)
+        config = program.CoresConfig(new_nonce(), tag, limit_s, selected=selected)
+        requests[name] = replace(config, job=job, maximum=MAX_CORES)
     answers = _ask_all(ask, "reading", requests)
     crashes = []
     for name, files in chosen.items():
         answer, refused = answers[name], list[str]()
         try:
-            received = rows(
-                answer, requests[name], {"core": CoreSummary, "done": ReadTotals}, refused
-            )
+            kinds = {"core": CoreSummary, "done": ReadTotals}
+            received = rows(answer, requests[name], kinds, refused)
         except ProbeError as problem:
             received, answer = [], Answer(gap=Gap(INVALID, problem.reason))
         cores = {core.number: core for core in received if isinstance(core, CoreSummary)}
@@ -582,20 +555,16 @@ def _read(
         else:
             unlisted[name] += end.unread_count
             if end.unknown_job_count:
-                notes[name].append(
-                    f"the job of {counted(end.unknown_job_count, 'core')} is unknown"
-                )
+                count = counted(end.unknown_job_count, "core")
+                notes[name].append(f"the job of {count} is unknown")
         if refused:
             missing = (number for number in range(len(files)) if number not in cores)
             cores |= {number: CoreSummary(number, unread=refused[0]) for number in missing}
         for number, core in cores.items():
             if 0 <= number < len(files):
                 crashes.append(Crash(files[number], core, _unpacked(core.text)))
-    lost = {
-        name: answer.gap
-        for name, answer in answers.items()
-        if answer.gap and answer.gap.is_unreached
-    }
+    gaps = {name: answer.gap for name, answer in answers.items() if answer.gap}
+    lost = {name: gap for name, gap in gaps.items() if gap.is_unreached}
     return crashes, lost, not any(answer.has_gap(INTERRUPTED) for answer in answers.values())
 
 
@@ -634,15 +603,9 @@ class CoreDumper:
     def _ask(self, limit_s: int, started: int, kinds: dict[str, type]) -> Any:
         """The first row of the answer. Raises DumpError. started: 0: only preview"""
         name, policy = self.node, self.policy
-        config = gcore.AttachConfig(
-            new_nonce(),
-            self.tag,
-            limit_s,
-            self.pid,
-            policy.core_pattern if policy.core_handler == "path" else "",
-            self.directory,
-            started,
-        )
+        pattern = policy.core_pattern if policy.core_handler == "path" else ""
+        process = self.pid, pattern, self.directory, started
+        config = gcore.AttachConfig(new_nonce(), self.tag, limit_s, *process)
         answer = self.ask("gcore", {name: request(name, gcore.__name__, config)})[name]
         if answer.has_gap(INTERRUPTED):
             raise DumpError(f"{name}: {answer.reason()}", answer.gap)
@@ -679,9 +642,8 @@ def run(inventory: str | None, options: CoresOptions, tell: Tell) -> Cores:
     nodes = _targets(inventory, options, tell)
     with nodes.transport as transport:
         ask = ask_with_progress(transport, tell)
-        cores = collect_cores(
-            ask, transport.tag, nodes.policies, options.since_s, options.job or ""
-        )
+        job, since_s = options.job or "", options.since_s
+        cores = collect_cores(ask, transport.tag, nodes.policies, since_s, job)
     unread = (crash.location.reader for crash in cores.unread)
     keep_gaps(nodes, tell, cores.gaps, complete=cores.complete, further=unread)
     return cores
@@ -705,11 +667,9 @@ def dump(
                 "-o: with --gcore only for --local; a node keeps the core in its own directory"
             )
         ((name, policy),) = nodes.policies.items()
-        directory = (
-            ""
-            if options.output is None
-            else str(output_directory(Path(options.output), "cores.json").resolve())
-        )
+        directory = ""
+        if options.output is not None:
+            directory = str(output_directory(Path(options.output), "cores.json").resolve())
         ask = ask_with_progress(transport, tell)
         dumper = CoreDumper(ask, transport.tag, name, policy, pid, directory)
         preview = dumper.preview()

@@ -83,13 +83,10 @@ class Incident:
 def incident_code(incident: Incident) -> int:
     """The exit code of ``incident``: 0 for an archive with every part complete."""
     parts = incident.parts
-    return gaps_code(
-        [gap for part in parts for gap in part.gaps],
-        complete=incident.complete,
-        failed=not incident.archive or any(part.failed for part in parts),
-        check=any(part.status in ("partial", "missing") for part in parts),
-        failures=frozenset(),
-    )
+    gaps, complete = [gap for part in parts for gap in part.gaps], incident.complete
+    failed = not incident.archive or any(part.failed for part in parts)
+    check = any(part.status in ("partial", "missing") for part in parts)
+    return gaps_code(gaps, complete=complete, failed=failed, check=check, failures=frozenset())
 
 
 # --- The directory.
@@ -215,11 +212,8 @@ def take(
         files = directory.files(name)
         if files and part.status == "missing":
             part = dataclasses.replace(part, status="partial")
-        parts.append(
-            dataclasses.replace(
-                redacted(part), files=files, seconds=round(max(0.0, clock() - began), 1)
-            )
-        )
+        seconds = round(max(0.0, clock() - began), 1)
+        parts.append(dataclasses.replace(redacted(part), files=files, seconds=seconds))
     return tuple(parts), is_complete
 
 
@@ -229,9 +223,8 @@ def finish(
     forms: Mapping[str, Callable[[Incident], Iterable[str]]],
 ) -> tuple[Incident, str]:
     """Write the index and the archive. Returns the incident; why there is no archive, or ""."""
-    incident = dataclasses.replace(
-        redacted(incident), finished=utc_now(), archive=os.fspath(directory.archive)
-    )
+    archive = os.fspath(directory.archive)
+    incident = dataclasses.replace(redacted(incident), finished=utc_now(), archive=archive)
     try:
         for name, render in forms.items():
             directory.write(name, render(incident))

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nodeready.core.shell import join
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 
         def __get__(self, options: object, kind: type | None = None) -> ValueT_co: ...
         def __set__(self, options: object, value: GivenT_contra) -> None: ...
+
+    GivenWords = Given[Words | None, str | None]
+    GivenPath = Given[Path | None, str | None]
+    GivenSpan = Given[Span | None, float | None]
+    GivenSeconds = Given[Span, int]
 
 
 @dataclass(frozen=True)
@@ -134,30 +140,19 @@ def is_directory(path: str) -> bool:
 
 def since(noun: str, read: Callable[[str, datetime], float]) -> Any:
     """``--since WHEN``, as a function of `values` reads it, or 0. noun: for what it selects"""
-    return opt(
-        "--since WHEN",
-        f"Only {noun} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",
-        value=0.0,
-        read=lambda words: values.past(words, read),
-    )
+    help = f"Only {noun} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30."
+    return opt("--since WHEN", help, value=0.0, read=lambda words: values.past(words, read))
 
 
 def rank_pattern() -> Any:
-    return opt(
-        "--rank-pattern REGEX",
-        "Its group is the rank of a line, if the lines of many ranks are in one file. [learned]",
-        value="",
-        read=lambda regex: values.checked_regex("--rank-pattern", regex),
-    )
+    help = "Its group is the rank of a line, if the lines of many ranks are in one file. [learned]"
+    read = partial(values.checked_regex, "--rank-pattern")
+    return opt("--rank-pattern REGEX", help, value="", read=read)
 
 
 def max_files(default: int) -> Any:
-    return opt(
-        "--max-files N",
-        "Maximum files per node, the most recently written first.",
-        bounds=(1, 1000),
-        default=default,
-    )
+    help = "Maximum files per node, the most recently written first."
+    return opt("--max-files N", help, bounds=(1, 1000), default=default)
 
 
 def output_directory(help: str, **how: Any) -> Any:
@@ -173,15 +168,11 @@ def trust() -> Any:
 class ConnectionOptions:
     """The nodes of a command, and how they are logged in to."""
 
-    limit: Given[Words | None, str | None] = limit(
-        "Only these nodes: gpu[001-004], a group, a glob, @last-failed."
-    )
+    limit: GivenWords = limit("Only these nodes: gpu[001-004], a group, a glob, @last-failed.")
     sudo: bool = flag("--sudo", "Become root with sudo on the nodes.")
     trust_inventory: bool = trust()
     ssh_user: str | None = opt("-u, --ssh-user NAME", "Log in as this user.")
-    ssh_key: Given[Path | None, str | None] = opt(
-        "--ssh-key FILE", "Log in with this key.", is_file=True
-    )
+    ssh_key: GivenPath = opt("--ssh-key FILE", "Log in with this key.", is_file=True)
 
     def words(self, inventory: str | None) -> str:
         """The inventory and the options that reach the same nodes, as words of a shell; without
@@ -199,23 +190,20 @@ class TargetOptions(ConnectionOptions):
     """The options of a command that only reads from nodes: also the transport."""
 
     via: str = opt(
-        "--via",
-        "Transport: ssh; srun (Slurm steps); clush (ClusterShell); auto.",
-        choices=("ssh", "srun", "clush", "auto"),
-        default="ssh",
-    )
+        "--via", "Transport: ssh; srun (Slurm steps); clush (ClusterShell); auto.",
+        choices=("ssh", "srun", "clush", "auto"), default="ssh",
+    )  # fmt: skip
     salloc: str | None = opt(
         "--salloc 'WORDS'",
         "With --via srun: further options for salloc: '--reservation=maint -A ops'.",
     )
-    topology: Given[Path | None, str | None] = opt(
+    topology: GivenPath = opt(
         "--topology FILE", "With --via clush: path of topology.conf, if not the default."
     )
     ssh_processes: int | None = opt(
-        "--ssh-processes N",
-        "With --via ssh: number of processes that share the connections.",
+        "--ssh-processes N", "With --via ssh: number of processes that share the connections.",
         bounds=(1, 64),
-    )
+    )  # fmt: skip
 
 
 # --- The options of each command.
@@ -223,16 +211,13 @@ class TargetOptions(ConnectionOptions):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AuditOptions(TargetOptions):
-    only: Given[Words | None, str | None] = only("Only these checks or subjects: gpus,nics.mtu.")
-    skip: Given[Words | None, str | None] = skip()
+    only: GivenWords = only("Only these checks or subjects: gpus,nics.mtu.")
+    skip: GivenWords = skip()
     fail_on: str = opt(
-        "--fail-on",
-        "Lowest status that exits with 3; 'warn' includes warnings and outliers.",
-        choices=("fail", "warn"),
-        default="fail",
-        in_python=False,
-    )
-    timeout: Given[Span, int] = timeout(
+        "--fail-on", "Lowest status that exits with 3; 'warn' includes warnings and outliers.",
+        choices=("fail", "warn"), default="fail", in_python=False,
+    )  # fmt: skip
+    timeout: GivenSeconds = timeout(
         "Maximum time per node, after it is connected; with --recorded, for DIR."
     )
     recorded: str | None = opt(
@@ -241,62 +226,42 @@ class AuditOptions(TargetOptions):
         general=False,
     )
     every: float | None = span(
-        "--watch",
-        1,
-        86400,
-        "Repeat after this time until Ctrl-C, and print what changes.",
-        key="every",
-        general=False,
-        in_python=False,
-    )
+        "--watch", 1, 86400, "Repeat after this time until Ctrl-C, and print what changes.",
+        key="every", general=False, in_python=False,
+    )  # fmt: skip
     job: str | None = srun_job()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ReadyOptions(TargetOptions):
     local: bool = local()
-    budget: Given[Span, int] = span(
-        "--budget", 1, 3600, "Maximum time in all.", "60s", is_whole=True
-    )
+    budget: GivenSeconds = span("--budget", 1, 3600, "Maximum time in all.", "60s", is_whole=True)
     user: str | None = opt("--user NAME", "Run the proofs as this user, who will run the job.")
     ports: str | None = opt("--ports FIRST-LAST", "Port range of the job.")
     gpus: int | None = opt("--gpus N", "GPUs that every node must have.", bounds=(0, 64))
     nodes_needed: int | None = opt(
-        "--nodes-needed N",
-        "Exit 0 when at least N nodes are ready; default: all nodes.",
+        "--nodes-needed N", "Exit 0 when at least N nodes are ready; default: all nodes.",
         bounds=(1, None),
-    )
+    )  # fmt: skip
     wait_s: int = span(
-        "--wait",
-        0,
-        7 * 86400,
-        "Repeat until enough nodes are ready, for at most this time.",
-        0,
-        key="wait_s",
-        is_whole=True,
-        show_default=False,
-        in_python=False,
-    )
+        "--wait", 0, 7 * 86400, "Repeat until enough nodes are ready, for at most this time.", 0,
+        key="wait_s", is_whole=True, show_default=False, in_python=False,
+    )  # fmt: skip
     full_mesh: bool = flag("--full-mesh", "Connect every pair of nodes, not a sample of them.")
     active: int | None = opt(
         "--active LEVEL",
         "Also test idle GPUs by nvbandwidth and DCGM at this level; from 2 on also RDMA ports.",
-        bounds=(1, 3),
-        variable=False,
-    )
-    only: Given[Words | None, str | None] = only(
-        "Only these checks or subjects: proof,gpus.present."
-    )
-    skip: Given[Words | None, str | None] = skip()
+        bounds=(1, 3), variable=False,
+    )  # fmt: skip
+    only: GivenWords = only("Only these checks or subjects: proof,gpus.present.")
+    skip: GivenWords = skip()
     job: str | None = srun_job()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DeployOptions(ConnectionOptions):
     check: bool = flag("--check", "Only show what would change; write nothing.")
-    only: Given[Words | None, str | None] = only(
-        "Only these subjects, e.g. ptrace,limits.", "SUBJECT,..."
-    )
+    only: GivenWords = only("Only these subjects, e.g. ptrace,limits.", "SUBJECT,...")
     undo: bool = flag(
         "--undo", "Take back what deploys have changed; packages stay.", variable=False
     )
@@ -315,7 +280,7 @@ class DeployOptions(ConnectionOptions):
 @dataclass(kw_only=True, eq=False, repr=False)
 class StacksOptions(TargetOptions):
     local: bool = local()
-    source: Given[Path | None, str | None] = opt(
+    source: GivenPath = opt(
         "--from DIR",
         "Read what -o DIR kept, or texts of py-spy dump (*.txt, *.out, or one file).",
         key="source",
@@ -323,19 +288,16 @@ class StacksOptions(TargetOptions):
     job: str | None = opt("--job ID", "Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
     user: str | None = opt("--user NAME", "Only ranks of this user.")
     pids: Given[Sequence[int], tuple[int, ...]] = opt(
-        "--pid P",
-        "Only this process; may be repeated.",
-        key="pids",
-        bounds=(1, None),
+        "--pid P", "Only this process; may be repeated.", key="pids", bounds=(1, None),
         multiple=True,
-    )
+    )  # fmt: skip
     match: str | None = opt(
         "--match PATTERN", "Only processes whose command line matches PATTERN."
     )
     native: bool = flag(
         "--native", "Also C and C++ frames of some ranks; pauses each for seconds."
     )
-    syscalls: Given[Span | None, float | None] = span(
+    syscalls: GivenSpan = span(
         "--syscalls", 1, 60, "Also count the suspects' system calls: strace slows them.",
         value=None,
     )  # fmt: skip
@@ -343,10 +305,9 @@ class StacksOptions(TargetOptions):
     dump: bool = flag("--dump", "Have the ranks write PyTorch's flight recorder now.")
     ras: bool = flag("--ras", "Ask NCCL's RAS port even in versions in which that crashed jobs.")
     check: bool = flag(
-        "--check",
-        "Check whether this running job can be debugged; exit 3 if not.",
+        "--check", "Check whether this running job can be debugged; exit 3 if not.",
         in_python=False,
-    )
+    )  # fmt: skip
     attach: int | None = opt(
         "--attach RANK", "Debug this rank with pdb.", bounds=(0, None), in_python=False
     )
@@ -355,14 +316,14 @@ class StacksOptions(TargetOptions):
     samples: int | None = opt(
         "--samples N", "Samples per rank.", bounds=(1, 100), default=2, value=None
     )
-    interval: Given[Span | None, float | None] = span(
+    interval: GivenSpan = span(
         "--interval", 0.1, 60, "Time between two samples.", "2s", value=None
     )
-    slow: Given[Span | None, float | None] = span(
+    slow: GivenSpan = span(
         "--slow", 20, 3600, "Find the rank that a slow job waits for, in this time.", value=None
     )
-    timeout: Given[Span, int] = timeout()
-    output: Given[Path | None, str | None] = output_directory(
+    timeout: GivenSeconds = timeout()
+    output: GivenPath = output_directory(
         "Keep the traces and every form of the result.", general=False
     )
 
@@ -385,26 +346,18 @@ class TailOptions(TargetOptions):
     local: bool = local("This machine, without any connection; no INVENTORY.")
     lines: int = opt("-n, --lines LINES", "Lines per file.", bounds=(1, 1000), default=10)
     grep: str = opt(
-        "--grep REGEX",
-        "Only lines that match REGEX, and their number.",
-        value="",
+        "--grep REGEX", "Only lines that match REGEX, and their number.", value="",
         read=lambda regex: values.checked_regex("--grep", regex),
-    )
+    )  # fmt: skip
     ranks: tuple[tuple[int, int, int], ...] = opt(
-        "--rank RANKS",
-        "Only lines of these ranks: 3,5-7 or 0-504/8.",
-        value=(),
+        "--rank RANKS", "Only lines of these ranks: 3,5-7 or 0-504/8.", value=(),
         read=values.read_ranks,
-    )
+    )  # fmt: skip
     rank_pattern: str = rank_pattern()
     newer_s: int | None = span(
-        "--newer",
-        1,
-        values.MAX_SPAN_S,
-        "Only files written in the last 90s, 10m, 2h, 3d.",
-        key="newer_s",
-        is_whole=True,
-    )
+        "--newer", 1, values.MAX_SPAN_S, "Only files written in the last 90s, 10m, 2h, 3d.",
+        key="newer_s", is_whole=True,
+    )  # fmt: skip
     since_s: float = since("files written", values.epoch_seconds)
     max_files: int = max_files(64)
     job: str | None = srun_job()
@@ -415,11 +368,9 @@ class PostmortemOptions(TargetOptions):
     local: bool = local()
     job: str | None = opt("--job ID", "The Slurm job; its logs are found by scontrol and sacct.")
     patterns: tuple[str, ...] = opt(
-        "--logs PATTERN",
-        "The job's logs on the nodes, quoted; may be repeated.",
-        key="patterns",
+        "--logs PATTERN", "The job's logs on the nodes, quoted; may be repeated.", key="patterns",
         multiple=True,
-    )
+    )  # fmt: skip
     source: str | None = opt(
         "--from DIR", "Read the logs in this directory, or one file; ask no node.", key="source"
     )
@@ -481,44 +432,32 @@ class JobsOptions(TargetOptions):
 class SmokeOptions(TargetOptions):
     user: str | None = opt("--user NAME", "Run the tests as this user, who will run the job.")
     gpus: tuple[int, ...] | int | None = opt(
-        "--gpus all|N|0,3",
-        "GPUs of each node: all, a number, or indices; 0: none.",
-        default="all",
-        general=False,
-        read=values.read_gpus,
-    )
+        "--gpus all|N|0,3", "GPUs of each node: all, a number, or indices; 0: none.",
+        default="all", general=False, read=values.read_gpus,
+    )  # fmt: skip
     ranks: int = opt("--ranks N", "Ranks per node without GPUs.", bounds=(1, 256), default=2)
     budget: int = span(
         "--budget", 10, 86400, "Maximum time in all.", "5m", is_whole=True, general=False
     )
     ports: str | None = opt("--ports FIRST-LAST", "Port range of the ranks.")
     engine: str = opt(
-        "--engine",
-        "Backend of the collective; auto: the best that the nodes have.",
+        "--engine", "Backend of the collective; auto: the best that the nodes have.",
         choices=("auto", "torch", "torch:gloo", "torch:nccl", "nccl-tests", "pairs"),
         default="auto",
-    )
+    )  # fmt: skip
     python: str = opt(
-        "--python PATH",
-        "The job's Python on the nodes; its PyTorch is used.",
-        takes=lambda path: path.startswith("/"),
-        value="",
-        read=values.read_python,
-    )
+        "--python PATH", "The job's Python on the nodes; its PyTorch is used.",
+        takes=lambda path: path.startswith("/"), value="", read=values.read_python,
+    )  # fmt: skip
     prefix: tuple[str, ...] = opt(
-        "--prefix 'WORDS'",
-        "Command in front of the job's Python: 'apptainer exec --nv job.sif'.",
-        general=False,
-        value=(),
-        read=values.read_prefix,
-    )
+        "--prefix 'WORDS'", "Command in front of the job's Python: 'apptainer exec --nv job.sif'.",
+        general=False, value=(), read=values.read_prefix,
+    )  # fmt: skip
     env: tuple[str, ...] = opt(
         "--env NAME=VALUE",
-        "Environment variable of the ranks, as the job sets it: NCCL_IB_HCA=mlx5.",
-        multiple=True,
-        general=False,
-        read=values.read_environment,
-    )
+        "Environment variable of the ranks, as the job sets it: NCCL_IB_HCA=mlx5.", multiple=True,
+        general=False, read=values.read_environment,
+    )  # fmt: skip
     busy: bool = flag("--busy", "Also use GPUs that run other processes.", general=False)
     full: bool = flag("--full", "Also test every pair of nodes.", general=False)
     job: str | None = opt("--job ID", "The nodes of this running job, by srun.", general=False)
@@ -536,9 +475,8 @@ class DiffOptions(TargetOptions):
     )
     against: str | None = opt(
         "--against NODE|GROUP|FILE",
-        "Compare with a node, with most nodes of a group, or with a file of learn.",
-        general=False,
-    )
+        "Compare with a node, with most nodes of a group, or with a file of learn.", general=False,
+    )  # fmt: skip
     timeout: int = timeout()
     job: str | None = srun_job()
 
@@ -558,17 +496,13 @@ class EnvOptions(TargetOptions):
         default="python3",
     )
     check: str | None = opt(
-        "--check SCRIPT",
-        "Ask no node: check a batch script of Slurm; exit 3 if it is wrong.",
+        "--check SCRIPT", "Ask no node: check a batch script of Slurm; exit 3 if it is wrong.",
         general=False,
-    )
+    )  # fmt: skip
     directory: str = opt(
-        "--directory DIR",
-        "With --debug: directory for the ranks' flight recorders.",
-        default="",
-        show_default=False,
-        read=values.read_directory,
-    )
+        "--directory DIR", "With --debug: directory for the ranks' flight recorders.", default="",
+        show_default=False, read=values.read_directory,
+    )  # fmt: skip
     job: str | None = srun_job()
 
 

@@ -8,19 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from nodeready.agent.asking import (
-    Answer,
-    Asks,
-    Conversation,
-    Key,
-    Request,
-    ResultT,
-    Transport,
-    answer_of,
-    collect,
-    node_of,
-    once,
-)
+from nodeready.agent import asking
 from nodeready.agent.local import Local
 from nodeready.agent.snapshots import PROBE_TIMEOUT_S, Read, SnapshotQuestion, take_snapshot
 from nodeready.core.exit_codes import Refused
@@ -60,7 +48,7 @@ Note = Callable[[str], None]  # called with a line about the nodes or the transp
 class Targets:
     """The nodes of one command, and their transport, a context manager that disconnects."""
 
-    transport: Transport
+    transport: asking.Transport
     policies: Mapping[str, Policy]  # the policy of each node, by name
     inventory: NodeInventory | None = None  # None: this machine, or all nodes of the job
     # number of the Slurm job in whose steps requests run; "": none, or a new allocation
@@ -121,11 +109,8 @@ def load_targets(
 
     data = {"ssh_user": options.ssh_user, "ssh_key": options.ssh_key}
     try:
-        loaded = load(
-            inventory,
-            data={key: value for key, value in data.items() if value},
-            trusted=options.trust_inventory,
-        )
+        given = {key: value for key, value in data.items() if value}
+        loaded = load(inventory, data=given, trusted=options.trust_inventory)
         hosts = list(loaded) if options.limit is None else _limit(loaded, options.limit, note)
         policies = node_policies(loaded, hosts)
     except InventoryError as error:
@@ -151,11 +136,8 @@ def _limit(inventory: NodeInventory, words: str, note: Note) -> list[Host]:
         raise Refused(f"--limit {LAST_FAILED}: no node failed in the last run")
     present = [node.name for node in failed if node.name in inventory.hosts]
     # Nodes of another inventory file are not missing in this one.
-    missing = [
-        node.name
-        for node in failed
-        if node.name not in inventory.hosts and node.inventory in ("", inventory.file)
-    ]
+    absent = (node for node in failed if node.name not in inventory.hosts)
+    missing = [node.name for node in absent if node.inventory in ("", inventory.file)]
     if not present and is_only_part:
         names = folded([node.name for node in failed], 200)
         raise Refused(f"--limit {LAST_FAILED}: not in the inventory: {names}")
@@ -218,7 +200,7 @@ def undeclared_local(inventory: str, options: TargetOptions) -> Targets | None:
 
 
 def fleet_context(
-    transport: Transport,
+    transport: asking.Transport,
     declared: Mapping[str, Policy],
     outcomes: Iterable[Outcome[Snapshot]],
     inventory: Iterable[Host] | None,
@@ -237,7 +219,7 @@ def fleet_context(
     snapshots = {outcome.node: outcome.value for outcome in outcomes if outcome.value is not None}
 
     def read_block(name: str) -> str:
-        request = Request(name, READ_BLOCK, 30)
+        request = asking.Request(name, READ_BLOCK, 30)
         return "".join(answer.stdout for _, answer in transport.ask([request]))
 
     if inventory is None:
@@ -283,21 +265,19 @@ def _inventory_targets(
     _refuse_nameless_user(hosts)
     own_job = _own_job(hosts) if job is None and options.via in ("srun", "auto") else ""
     via = _choose_transport(options, hosts, own_job)
-    transport: Transport
+    transport: asking.Transport
     if via == "srun":
         transport, number = _srun_transport(list(policies), options, job or own_job, tell, works)
-        return Targets(
-            transport, {name: policies[name] for name in transport.nodes}, loaded, number
-        )
+        policies = {name: policies[name] for name in transport.nodes}
+        return Targets(transport, policies, loaded, number)
     config = _pyinfra_config(options)
     if via == "clush":
         from nodeready.fleet.transport.clush.transport import Clush
 
         names = {host.name for host in hosts}
         unselected = [host for host in loaded if host.name not in names]
-        transport = Clush(
-            hosts, config, further_hosts=unselected, topology=options.topology, notify=tell
-        )
+        topology = options.topology
+        transport = Clush(hosts, config, further_hosts=unselected, topology=topology, notify=tell)
     else:
         from nodeready.fleet.transport.ssh import ShardedSsh, SshTransport
 
@@ -423,7 +403,7 @@ def _job_targets(job: str | None, options: TargetOptions, tell: Note, works: boo
 
 def _srun_transport(
     names: Sequence[str], options: TargetOptions, job: str, tell: Note, works: bool
-) -> tuple[Transport, str]:
+) -> tuple[asking.Transport, str]:
     """Steps on the nodes that the job has, too; its number. job: "": a new allocation"""
     from nodeready.fleet.transport.srun import OwnJob, Srun
 
@@ -446,38 +426,38 @@ def _srun_transport(
 
 
 def converse(
-    transport: Transport,
+    transport: asking.Transport,
     tell: Tell,
     activity: str,
-    conversation: Callable[[str], Conversation[ResultT]],
+    conversation: Callable[[str], asking.Conversation[asking.ResultT]],
     names: Iterable[str] | None = None,
     *,
     on_interrupt: str = "",
-) -> dict[str, Outcome[ResultT]]:
+) -> dict[str, Outcome[asking.ResultT]]:
     """Hold a conversation with each node, with progress; ask once for sudo's password.
 
     activity:     the word beside the progress
     names:        of the nodes; None: all
     on_interrupt: the line that is printed once after an interrupt
     """
-    outcomes: dict[str, Outcome[ResultT]] = {}
+    outcomes: dict[str, Outcome[asking.ResultT]] = {}
     is_announced = False
 
     def converse_with(chosen: list[str]) -> None:
         with tell.progress(activity, chosen) as done:
 
-            def on_outcome(key: Key, outcome: Outcome[ResultT]) -> None:
+            def on_outcome(key: asking.Key, outcome: Outcome[asking.ResultT]) -> None:
                 nonlocal is_announced
                 if transport.interrupted and on_interrupt and not is_announced:
                     is_announced = True
                     tell.say(on_interrupt)
-                done(node_of(key), outcome.gap is not None)
+                done(asking.node_of(key), outcome.gap is not None)
 
-            conversations: dict[Key, Conversation[ResultT]] = {
+            conversations: dict[asking.Key, asking.Conversation[asking.ResultT]] = {
                 name: conversation(name) for name in chosen
             }
-            for key, outcome in collect(transport, conversations, on_outcome).items():
-                outcomes[node_of(key)] = outcome
+            for key, outcome in asking.collect(transport, conversations, on_outcome).items():
+                outcomes[asking.node_of(key)] = outcome
 
     converse_with(list(transport.nodes if names is None else names))
     gaps = {name: outcome.gap for name, outcome in outcomes.items() if outcome.gap}
@@ -503,7 +483,7 @@ def keep_gaps(
     targets.remember_failed([*failed_nodes(gaps), *further], lost=True, reached=reached)
 
 
-def ask_password(transport: Transport, names: list[str], tell: Tell) -> bool:
+def ask_password(transport: asking.Transport, names: list[str], tell: Tell) -> bool:
     """Ask the user for sudo's password on these nodes. Returns whether the user gave one."""
     password = tell.ask_password(f"sudo password ({counted(len(names), 'node')}): ")
     if password is None:
@@ -512,12 +492,14 @@ def ask_password(transport: Transport, names: list[str], tell: Tell) -> bool:
     return True
 
 
-def ask_with_progress(transport: Transport, tell: Tell) -> Asks:
+def ask_with_progress(transport: asking.Transport, tell: Tell) -> asking.Asks:
     """The function that asks each node one question, with progress and sudo's password."""
 
-    def ask(activity: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
-        outcomes = converse(transport, tell, activity, lambda name: once(requests[name]), requests)
-        return {name: answer_of(outcome) for name, outcome in outcomes.items()}
+    def ask(activity: str, requests: Mapping[str, asking.Request]) -> Mapping[str, asking.Answer]:
+        outcomes = converse(
+            transport, tell, activity, lambda name: asking.once(requests[name]), requests
+        )
+        return {name: asking.answer_of(outcome) for name, outcome in outcomes.items()}
 
     return ask
 
@@ -536,7 +518,7 @@ def probe_nodes(
     chosen = None if subjects is None else tuple(subjects)
     transport, policies = targets.transport, targets.policies
 
-    def conversation(name: str) -> Conversation[Snapshot]:
+    def conversation(name: str) -> asking.Conversation[Snapshot]:
         return take_snapshot(name, policies[name], chosen, limit_s, read, nonce=transport.nonce)
 
     outcomes = converse(transport, tell, "probing", conversation, names, on_interrupt=on_interrupt)

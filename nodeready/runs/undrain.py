@@ -17,7 +17,6 @@ from nodeready.agent.leftovers import Leftover, LeftoversConfig, NodeLeftovers, 
 from nodeready.core.exit_codes import FAILED, Refused
 from nodeready.core.json_types import Moment, Name
 from nodeready.core.outcome import INVALID, Gap, NodeGaps, gaps_code, node_gaps
-from nodeready.core.result import Result
 from nodeready.core.shell import find_program, join
 from nodeready.core.text import counted, utc_now
 from nodeready.fleet.inventory.nodeset import folded
@@ -209,14 +208,11 @@ class _Run:
             row, answer = self.rows[name], outcome.value
             holding = self._judged(row, answer.leftovers)
             is_free = not holding and not answer.error
-            self.rows[name] = replace(
-                row,
-                outcome=WOULD_RETURN if is_free else STAYS,
-                obstacle=f"not all was seen: {answer.error}" if answer.error else "",
-                leftovers=holding,
-                incident=answer.incident or row.incident,
-                must_reboot=any(leftover.is_stuck for leftover in holding),
-            )
+            obstacle = f"not all was seen: {answer.error}" if answer.error else ""
+            word, incident = WOULD_RETURN if is_free else STAYS, answer.incident or row.incident
+            row = replace(row, outcome=word, obstacle=obstacle, incident=incident)
+            must_reboot = any(leftover.is_stuck for leftover in holding)
+            self.rows[name] = replace(row, leftovers=holding, must_reboot=must_reboot)
 
     @staticmethod
     def _judged(row: DrainedNode, rows: Iterable[Leftover]) -> tuple[Leftover, ...]:
@@ -256,7 +252,9 @@ class _Run:
                 if name not in document.go and name not in self.gaps:
                     suffix = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
                     obstacle = f"{reasons[0]}{suffix}" if reasons else "ready did not judge it"
-                    must_reboot = _must_reboot(results.get(name, ()))
+                    failures = [row for row in results.get(name, ()) if row.status == "fail"]
+                    # The first action against a failure is a reboot.
+                    must_reboot = any(row.actions[:1] == ("reboot",) for row in failures)
                     self.rows[name] = self.rows[name].stays(obstacle, must_reboot=must_reboot)
 
     def _return(self, name: str, node: SlurmNode) -> None:
@@ -268,8 +266,3 @@ class _Run:
             self.rows[name] = replace(row, outcome=REFUSED, obstacle=str(error))
         else:
             self.rows[name] = row.stays(change) if change else replace(row, outcome=RETURNED)
-
-
-def _must_reboot(results: Iterable[Result]) -> bool:
-    """Whether the first action against the failures is a reboot."""
-    return any(result.status == "fail" and result.actions[:1] == ("reboot",) for result in results)

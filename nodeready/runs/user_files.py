@@ -10,14 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nodeready.core import files
 from nodeready.core.exit_codes import Refused
-from nodeready.core.files import (
-    own_directory,
-    private_file,
-    read_regular,
-    state_directory,
-    write_atomically,
-)
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import trust
 
@@ -55,7 +49,7 @@ def read(path: Path) -> dict[str, Any]:
     """The tables and keys of a file; none where it is missing. Raises Refused."""
     refuse_unsafe(path)
     try:
-        content = read_regular(path)
+        content = files.read_regular(path)
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -103,7 +97,7 @@ LAST_FAILED = "@last-failed"  # the word in ``--limit`` that stands for these no
 
 
 def _state_file() -> Path:
-    return state_directory() / "last-failed"
+    return files.state_directory() / "last-failed"
 
 
 @dataclass(frozen=True)
@@ -128,7 +122,7 @@ class FailedNode:
 def load_failed() -> list[FailedNode]:
     """The nodes of the state file; none where it cannot be read."""
     try:
-        path = private_file(_state_file(), make=False)
+        path = files.private_file(_state_file(), make=False)
         rows = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return []
@@ -158,12 +152,10 @@ def save_failed(
         or not (node.name in reached or (is_whole and node.inventory == inventory))
     ]
     names = {node.name for node in rows}
-    rows += [
-        FailedNode(name, lost, inventory) for name in dict.fromkeys(failed) if name not in names
-    ]
+    rows += [FailedNode(n, lost, inventory) for n in dict.fromkeys(failed) if n not in names]
     with contextlib.suppress(OSError):
-        path = private_file(_state_file(), make=True)
-        write_atomically(path, [f"{node}\n" for node in rows], 0o600)
+        path = files.private_file(_state_file(), make=True)
+        files.write_atomically(path, [f"{node}\n" for node in rows], 0o600)
 
 
 # --- The directory of ``-o``.
@@ -181,7 +173,7 @@ def output_directory(
     if os.path.lexists(path) and not path.is_dir():
         raise Refused(f"{option}{path}: is no directory")
     try:
-        own_directory(path, file)
+        files.own_directory(path, file)
         names = [entry.name for entry in path.iterdir()] if is_ours else []
     except OSError as problem:
         raise Refused(f"{option}{problem.filename}: {problem.strerror}") from None

@@ -133,10 +133,8 @@ def read_gpus(words: str) -> tuple[int, ...] | int | None:
     else:
         if ranks and len({*ranks}) == len(ranks):
             return tuple(ranks)
-    raise Refused(
-        f"--gpus {words}: must be all, a number of GPUs (4), or at least two different indices "
-        "(0,3 or 0-3)"
-    )
+    forms = "all, a number of GPUs (4), or at least two different indices (0,3 or 0-3)"
+    raise Refused(f"--gpus {words}: must be {forms}")
 
 
 def read_batch(words: str) -> int | float:

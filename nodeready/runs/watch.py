@@ -81,9 +81,7 @@ class JobSnapshot:
 
     def of_user(self, user: int | None) -> JobSnapshot:
         """The snapshot with only this user's ranks and those in the job's cgroup."""
-        ranks = {
-            key: rank for key, rank in self.ranks.items() if rank.in_cgroup or rank.uid == user
-        }
+        ranks = {key: r for key, r in self.ranks.items() if r.in_cgroup or r.uid == user}
         return replace(self, ranks=ranks)
 
     @property
@@ -168,17 +166,12 @@ def _step(before: Motion, after: Motion, seconds: float) -> _RankStep | None:
     if after.log_bytes is not None and before.log_bytes is not None:
         is_fresh = after.log_age_s is not None and after.log_age_s < int(seconds)
         log = after.log_bytes != before.log_bytes or is_fresh
-    return _RankStep(
-        f"rank {after.rank}" if after.rank is not None else f"pid {after.pid}",
-        cpu / seconds,
-        max(0.0, after.main_cpu_s - before.main_cpu_s) / seconds,
-        max(0, after.switches - before.switches) / seconds,
-        faults / seconds,
-        None if moved is None else moved / seconds,
-        log,
-        after.watchdog,
-        after.may_poll,
-    )
+    rank = f"rank {after.rank}" if after.rank is not None else f"pid {after.pid}"
+    main_cpu = max(0.0, after.main_cpu_s - before.main_cpu_s) / seconds
+    switches = max(0, after.switches - before.switches) / seconds
+    rates = cpu / seconds, main_cpu, switches, faults / seconds
+    moved_rate = None if moved is None else moved / seconds
+    return _RankStep(rank, *rates, moved_rate, log, after.watchdog, after.may_poll)
 
 
 def interval(before: JobSnapshot, after: JobSnapshot) -> Interval:

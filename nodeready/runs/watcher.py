@@ -54,9 +54,8 @@ def run(
     placement = JobPlacement()
     if not options.user:
         placement = job_placement(name, nodes.transport.nodes)
-    evidence = EvidenceCollector(
-        *(nodes, tell, name, options.user or "", options.timeout, render, write_facts)
-    )
+    user = options.user or ""
+    evidence = EvidenceCollector(nodes, tell, name, user, options.timeout, render, write_facts)
     watcher = _Watcher(evidence, options, command, placement, owner=placement.user)
     with nodes.transport:
         try:
@@ -125,13 +124,9 @@ class _Watcher:
     def probe(self) -> JobSnapshot:
         """A snapshot of the ranks of the job's user. Raises Refused if several users claim it."""
         transport, user = self.nodes.transport, self.options.user or ""
-        config = motion.MotionConfig(
-            *("", transport.tag, LIMIT_S, self.job),
-            user=user,
-            owner=self.owner,
-            parts=self.placement.parts,
-            progress=self.options.progress or "",
-        )
+        parts, progress = self.placement.parts, self.options.progress or ""
+        config = motion.MotionConfig("", transport.tag, LIMIT_S, self.job, user=user)
+        config = replace(config, owner=self.owner, parts=parts, progress=progress)
         # The command runs unattended: progress would fill its log.
         ask = ask_with_progress(transport, self.tell.without_progress())
         names = [name for name in transport.nodes if name not in self.placement.other_nodes]
@@ -145,10 +140,8 @@ class _Watcher:
             return snapshot
         if len(users) > 1:
             names = sorted(user_name(uid or 0) for uid in users)
-            raise Refused(
-                f"the owner of job {self.job} is unknown: {' and '.join(names)} claim it: "
-                "--user NAME"
-            )
+            text = f"the owner of job {self.job} is unknown: {' and '.join(names)} claim it"
+            raise Refused(f"{text}: --user NAME")
         self.owner = str(users[0])
         return snapshot.of_user(users[0])
 
@@ -209,13 +202,9 @@ class _Watcher:
 def _run_command(command: list[str], incident: Incident, tell: Tell) -> bool:
     """Run the user's command with the verdict in its environment. Returns whether it succeeded."""
     verdict = incident.verdict
-    variables = {
-        "NODEREADY_INCIDENT": incident.archive.removesuffix(".tar.gz"),
-        "NODEREADY_JOB": incident.job,
-        "NODEREADY_VERDICT": sanitise(
-            f"{verdict.kind}: {verdict.text}" if verdict else "unclear", 4000
-        ),
-    }
+    words = f"{verdict.kind}: {verdict.text}" if verdict else "unclear"
+    variables = {"NODEREADY_JOB": incident.job, "NODEREADY_VERDICT": sanitise(words, 4000)}
+    variables["NODEREADY_INCIDENT"] = incident.archive.removesuffix(".tar.gz")
     try:
         process = subprocess.Popen(
             command,

@@ -21,7 +21,7 @@ from nodeready.subjects.proof.facts import Attach, Control
 from nodeready.subjects.snapshot import Snapshot
 from tests.attacks.conftest import Person
 from tests.builders.proof import configured, line, put_py_spy
-from tests.cases import read_data
+from tests.cases import read_data, read_table
 from tests.command import Tool, ours, wait_for
 
 #: Takes a lease on her ~/.pdshrc (fcntl(2)): whoever opens the file waits until she gives it
@@ -166,11 +166,7 @@ def test_her_process_holds_nothing_of_roots_answer(audited, mallory):
     assert node["seconds"] < 30
 
 
-_MADE = {
-    "mkfifo .pdshrc": "has a ~/.pdshrc that is no readable file",
-    "ln -s /dev/zero .pdshrc": "has a ~/.pdshrc that is no readable file",
-    "truncate -s 1T .pdshrc": "has a ~/.pdshrc of more than 32768 bytes",
-}
+_MADE = read_table(__file__, "_MADE")
 
 
 def test_her_file_costs_her_own_row_alone(audited, mallory):
@@ -213,13 +209,7 @@ _STATE = """
 #: As random as every run's; here, the worst: every file and every tool knows it.
 _NONCE = "0123456789abcdef"
 _KNOWN = f"\n@{_NONCE} end\n{_FORGED.replace('NONCE', _NONCE)}"
-_FILES = (
-    "/etc/environment", "/etc/hosts", "/etc/ssh/ssh_config", "/etc/ssh/ssh_known_hosts",
-    "/etc/pdsh/rcmd_default", "/etc/default/grub", "/etc/sysctl.d/50-x.conf", "/etc/timezone",
-    "/etc/security/limits.d/50-x.conf", "/etc/profile.d/x.sh", "/etc/tmpfiles.d/x.conf",
-    "/etc/default/grub.d/x.cfg", "/etc/ssh/ssh_config.d/x.conf", "/etc/slurm/slurm.conf",
-    "/root/.ssh/config", "/etc/os-release", "/home/ml/.pdshrc", "/home/mallory/.pdshrc",
-)  # fmt: skip
+_FILES = read_table(__file__, "_FILES")
 #: Commands that the look starts, and what it starts them for.
 _TOOLS = ("nvidia-smi", "nft", "hostname", "py-spy", "timedatectl", "dmesg", "chronyc", "ssh")
 
@@ -233,9 +223,8 @@ def test_content_that_knows_the_nonce_begins_no_section(fresh_nodes):
     )
     chosen = snapshot.probes()
     sections = snapshot.sections(chosen)
-    line, stdin = shell.command(
-        probe_script.make_script(sections, policy, _NONCE), 60, "nodeready:test"
-    )
+    script = probe_script.make_script(sections, policy, _NONCE)
+    line, stdin = shell.command(script, 60, "nodeready:test")
 
     def look() -> tuple[list[str], Snapshot]:
         said = node.run(line, input=stdin).stdout
@@ -245,9 +234,8 @@ def test_content_that_knows_the_nonce_begins_no_section(fresh_nodes):
 
     node.enter(["useradd", "-m", "mallory"])
     before, quiet = look()
-    assert sorted(mark.split()[1] for mark in before if mark != "end") == sorted(
-        section.name for section in sections
-    )
+    sent = sorted(mark.split()[1] for mark in before if mark != "end")
+    assert sent == sorted(section.name for section in sections)
     for path in _FILES:
         node.enter(["sh", "-c", 'mkdir -p "${1%/*}"; cat >>"$1"', "sh", path], _KNOWN)
     node.write("/srv/known", _KNOWN)
@@ -264,9 +252,8 @@ def test_content_that_knows_the_nonce_begins_no_section(fresh_nodes):
     assert seen["core_dumps"].rewriters == quiet["core_dumps"].rewriters
     assert seen["core_dumps"].live == quiet["core_dumps"].live
     assert not any("bob" in path for path in seen.files)
-    assert {user.name: user.pdshrc for user in seen["pdsh"].users} == dict.fromkeys(
-        users, _KNOWN.encode()
-    )
+    files = {user.name: user.pdshrc for user in seen["pdsh"].users}
+    assert files == dict.fromkeys(users, _KNOWN.encode())
 
 
 def test_the_jobs_user_does_not_say_what_root_saw(mallory):

@@ -13,30 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import read_table
 from tests.lab.rows import rows
 from tests.paths import ROOT
 
 OTHER = 4001
 BIN = Path(sys.executable).parent
 #: Modules of the standard library, of what is installed beside us, and what is looked for in vain.
-MODULES = (
-    "pip", "click", "json", "typing", "subprocess", "hashlib", "pyinfra", "gevent", "paramiko",
-    "rich", "jinja2", "ClusterShell", "operations", "nodeready", "sitecustomize", "usercustomize",
-    "tomli", "tomllib", "uvloop", "readline", "wheel", "keyring", "certifi", "truststore",
-)  # fmt: skip
-PROGRAMS = (
-    "sh", "bash", "python3", "pip", "keyring", "git", "ssh", "scp", "sudo", "su", "env", "id",
-    "uname", "hostname", "ip", "sinfo", "scontrol", "srun", "squeue", "gdb", "py-spy", "timeout",
-    "base64", "ldconfig", "gcc", "cc", "ld", "man", "less", "tput", "stty", "nsenter", "sysctl",
-)  # fmt: skip
+MODULES = read_table(__file__, "MODULES")
+PROGRAMS = read_table(__file__, "PROGRAMS")
 #: What names a program or a module to import, in a file of its own.
-FILES = {
-    ".gdbinit": "shell touch MARKS/gdbinit\n",
-    ".pdbrc": "open('MARKS/pdbrc', 'w')\n",
-    "pip.conf": "[global]\nindex-url = file:///MARKS/pip.conf\n",
-    "setup.py": "open('MARKS/setup', 'w')\n",
-    "config.py": "open('MARKS/config', 'w')\n",
-}
+FILES = read_table(__file__, "FILES")
 
 
 class Traps:
@@ -105,11 +92,8 @@ def run(traps: Traps, tmp_path: Path) -> Callable[..., subprocess.CompletedProce
 
 
 #: Where PATH leads -> how the command is started.
-STARTS = {
-    "../theirs:": [BIN / "nodeready"],
-    ":": [BIN / "nodeready"],
-    ".:": [sys.executable, "-I", "-m", "nodeready"],
-}
+OWN = [BIN / "nodeready"]
+STARTS = {"../theirs:": OWN, ":": OWN, ".:": [sys.executable, "-I", "-m", "nodeready"]}
 
 
 def test_the_traps_would_run(traps, run):

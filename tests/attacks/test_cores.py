@@ -202,9 +202,8 @@ def test_no_process_of_hers_holds_a_core_that_she_may_not_read(node, mallory, to
     for number in range(9031, 9041):
         node.write(f"{CORES}/{name(number)}", content, mode=0o600)
     mallory.start("sh", "-c", 'cd; exec python3 -c "$0"', TAKES)
-    wait_for(
-        lambda: node.enter(["test", "-e", "/home/mallory/waits"], check=False).returncode == 0
-    )
+    waits = ["test", "-e", "/home/mallory/waits"]
+    wait_for(lambda: node.enter(waits, check=False).returncode == 0)
     done = tool("cores", fleet([node]), "--format", "json")
     assert done.status == 3, done
     assert node.enter(["test", "-e", "/home/mallory/loot"], check=False).returncode == 1

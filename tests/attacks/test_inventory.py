@@ -18,7 +18,7 @@ import pytest
 
 from nodeready.fleet.inventory import trust
 from tests.attacks.conftest import reached_by_all
-from tests.cases import read
+from tests.cases import read, read_table
 from tests.lab.batch import Line, run_batch
 
 #: Her user and group on the control machine.
@@ -132,13 +132,7 @@ def test_another_users_words_do_not_run_as_root(tool):
 
 
 #: A variable or a file of root's home that leads to what others can write -> what the line names.
-LEADING = {
-    "how to connect": ("chmod 666 .ssh/config", {}, ".ssh/config"),
-    "the host keys": ("chmod 666 .ssh/known_hosts", {}, ".ssh/known_hosts"),
-    "the home": ("", {"HOME": "{hers}"}, "belongs to uid 4001"),
-    "what was kept": ("", {"XDG_CACHE_HOME": "{hers}"}, "XDG_CACHE_HOME: "),
-    "who failed": ("", {"XDG_STATE_HOME": "{hers}/state"}, "XDG_STATE_HOME: "),
-}
+LEADING = read_table(__file__, "LEADING")
 
 
 #: What mallory does in a sticky directory that she shares with alice, where alice stands, the
@@ -210,9 +204,8 @@ def test_no_home_of_hers_is_roots(tool, control):
             (home / ".ssh" / name).touch(0o600)
         subprocess.run(["sh", "-euc", script], cwd=home, check=True)
         env = {key: value.format(hers=control.home) for key, value in variables.items()}
-        lines.append(
-            Line(["bundle", fleet, "-o", home / "made"], home, {"HOME": str(home), **env})
-        )
+        environment = {"HOME": str(home), **env}
+        lines.append(Line(["bundle", fleet, "-o", home / "made"], home, environment))
     trusted = [replace(line, env={**line.env, trust.VARIABLE: "1"}) for line in lines]
     ended = run_batch(tool, [Line(["bundle", sound, "-o", tool.home / "made"]), *lines, *trusted])
     assert ended[0].status == 0, ended[0]

@@ -101,9 +101,8 @@ def test_a_node_that_answers_with_malice_costs_itself(tool, fleet, fresh_nodes, 
     assert [pair for pair in pairs if pair[0] != pair[1]] == []
     assert done.peak_kb < MOST_KB
     tail = tool.measured("tail", inventory, "/var/log/job.log", "--format", "json")
-    assert both == [
-        file["node"] for one in json.loads(tail.out)["groups"] for file in one["files"]
-    ]
+    groups = json.loads(tail.out)["groups"]
+    assert both == [file["node"] for one in groups for file in one["files"]]
     assert tail.peak_kb < MOST_KB
     for text in (done.out, done.err, tail.out, tail.err):
         assert text.replace("\n", "").isprintable()

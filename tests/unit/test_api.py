@@ -13,6 +13,7 @@ import nodeready
 from nodeready import api
 from nodeready.cli import cli
 from nodeready.runs.options import StacksOptions
+from tests.cases import with_table
 from tests.command import wait_for
 from tests.paths import ROOT
 
@@ -82,12 +83,7 @@ def test_a_document_comes_and_the_callers_process_stays_as_it_was(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize(("call", "why"), [
-    ("audit('nosuch.py')", "no such inventory file: nosuch.py"),
-    ("audit('@local', only='nosuch')", "--only nosuch: no such check or subject"),
-    ("ready()", "give either an INVENTORY or --local"),
-    ("stacks(source='nosuch')", "nosuch"),
-])  # fmt: skip
+@with_table("call, why")
 def test_an_error_has_the_message_and_the_exit_code_of_the_command(
     call, why, tmp_path, monkeypatch
 ):

@@ -99,11 +99,8 @@ def _environment_value(example):
     facts = {name: value for name, value in words.items() if name.islower()}
     ports = (HcaPort("mlx5_0", 1, facts.pop("port", "down")),)
     nccl = facts.pop("nccl", "")
-    findings = judge(
-        [RankEnvironment("gpu1", variables)],
-        {"gpu1": EnvironmentFacts(hca_ports=ports, **facts)},
-        nccl=nccl,
-    )
+    observed = {"gpu1": EnvironmentFacts(hca_ports=ports, **facts)}
+    findings = judge([RankEnvironment("gpu1", variables)], observed, nccl=nccl)
     said = [(f.variable, f.problem, f.source) for f in findings if f.rule == "value"]
     keys = [v.key for v in BAD_VALUES if (v.variable, v.problem, v.source) in said]
     return ", ".join(keys)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,17 +23,10 @@ from nodeready.fleet.inventory.nodeset import too_many
 from nodeready.fleet.inventory.site_files import Group, refuse_strangers
 
 #: Ansible's variable -> the key of pyinfra's connector.
-_KEYS = {
-    "ansible_host": "ssh_hostname",
-    "ansible_ssh_host": "ssh_hostname",
-    "ansible_port": "ssh_port",
-    "ansible_ssh_port": "ssh_port",
-    "ansible_user": "ssh_user",
-    "ansible_ssh_user": "ssh_user",
-    "ansible_private_key_file": "ssh_key",
-    "ansible_ssh_private_key_file": "ssh_key",
-    "ansible_become": "_sudo",
-}
+_LOGIN = {"host": "ssh_hostname", "port": "ssh_port", "user": "ssh_user"}
+_LOGIN["private_key_file"] = "ssh_key"
+_KEYS = {f"ansible_{ssh}{name}": key for name, key in _LOGIN.items() for ssh in ("", "ssh_")}
+_KEYS["ansible_become"] = "_sudo"
 #: Variables that change nothing here.
 _IGNORED = ("ansible_connection", "ansible_python_interpreter", "ansible_become_method")
 _SSH = ("ssh", "smart", "paramiko", "paramiko_ssh")
@@ -52,12 +46,8 @@ class _AnsibleGroup:
     variables: dict[str, Any] = field(default_factory=dict)
 
 
-class _AnsibleGroups(dict[str, _AnsibleGroup]):
-    """Group -> its own hosts, children and variables."""
-
-    def __missing__(self, name: str) -> _AnsibleGroup:
-        self[name] = _AnsibleGroup()
-        return self[name]
+#: Group -> its own hosts, children and variables.
+_AnsibleGroups = defaultdict[str, _AnsibleGroup]
 
 
 def is_ansible(path: Path, text: str) -> bool:
@@ -109,7 +99,7 @@ def _names(pattern: str) -> Iterator[str]:
 
 
 def _from_ini(text: str, path: Path) -> _AnsibleGroups:
-    groups, name, part = _AnsibleGroups(), "ungrouped", ""
+    groups, name, part = _AnsibleGroups(_AnsibleGroup), "ungrouped", ""
     for number, line in enumerate(text.splitlines(), 1):
         if match := _SECTION.fullmatch(line.strip()):
             name, part = match[1], match[2] or ""
@@ -160,7 +150,7 @@ def _load_yaml(text: str) -> Any:
 
 
 def _from_yaml(text: str) -> _AnsibleGroups:
-    groups = _AnsibleGroups()
+    groups = _AnsibleGroups(_AnsibleGroup)
 
     def add(name: str, data: Mapping[str, Any] | None) -> None:
         group = groups[name]
@@ -178,7 +168,7 @@ def _from_yaml(text: str) -> _AnsibleGroups:
 
 
 def _from_json(data: Mapping[str, Any]) -> _AnsibleGroups:
-    groups = _AnsibleGroups()
+    groups = _AnsibleGroups(_AnsibleGroup)
     variables = data.get("_meta", {}).get("hostvars", {})
     for name, group in data.items():
         if name != "_meta":
@@ -245,11 +235,9 @@ def _resolved(
         else:
             words = sanitise(str(variables["ansible_connection"]), 40)
             unused[f"{host} (ansible_connection={words}: name @local, or ssh)"] = None
-    result: dict[str, Group] = {
-        name: ([host for host in members[name] if host in hosts], {})
-        for name in order
-        if name not in ("all", "ungrouped")
-    }
+    named = (name for name in order if name not in ("all", "ungrouped"))
+    groups_of = {name: [host for host in members[name] if host in hosts] for name in named}
+    result: dict[str, Group] = {name: (hosts_of, {}) for name, hosts_of in groups_of.items()}
     result["all"] = (list(hosts.items()), {})
     shown = sanitise(", ".join(unused), 300)
     return result, f"not used of Ansible's inventory: {shown}" if shown else ""

@@ -93,9 +93,8 @@ class LabConnector(BaseConnector):
             nodes = labs.read(name)
         except (FileNotFoundError, NotADirectoryError):
             option = "" if name == "lab" else f" --name {name}"
-            raise InventoryError(
-                f"the lab {name!r} does not run; start it: nodeready lab up{option}"
-            ) from None
+            text = f"the lab {name!r} does not run; start it: nodeready lab up{option}"
+            raise InventoryError(text) from None
         except (OSError, ValueError) as error:
             raise InventoryError(f"the lab {name} cannot be read: {error}") from None
         for node, data in nodes.items():
@@ -112,9 +111,7 @@ def _usual_lab() -> str:
     return running[0]
 
 
-_CONNECTORS: dict[
-    str, type[SlurmConnector | NodesetConnector | HostfileConnector | LabConnector]
-] = {
+_CONNECTORS: dict[str, Any] = {
     "slurm": SlurmConnector,
     "nodeset": NodesetConnector,
     "hostfile": HostfileConnector,

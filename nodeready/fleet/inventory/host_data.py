@@ -90,12 +90,10 @@ def endpoint(host: Host) -> Endpoint:
     """
     data = host.data
     address, port, names = data.get("ssh_hostname"), data.get("ssh_port"), data.get("ssh_names")
-    return Endpoint(
-        str(address) if _is_host(address) else "",
-        int(port) if _is_port(port) else 22,
-        tuple(names) if _are_hosts(names) else (),
-        local=issubclass(host.connector_cls, LocalConnector),
-    )
+    address = str(address) if _is_host(address) else ""
+    names = tuple(names) if _are_hosts(names) else ()
+    local = issubclass(host.connector_cls, LocalConnector)
+    return Endpoint(address, int(port) if _is_port(port) else 22, names, local=local)
 
 
 def given_addresses(inventory: Iterable[Host]) -> dict[str, str]:
@@ -105,11 +103,8 @@ def given_addresses(inventory: Iterable[Host]) -> dict[str, str]:
     several nodes, or with a port, is left out.
     """
     node_by_address = Names({host.name: endpoint(host) for host in inventory}).owners
-    return {
-        address: node
-        for address, node in node_by_address.items()
-        if node and clean_address(address)
-    }
+    owners = node_by_address.items()
+    return {address: node for address, node in owners if node and clean_address(address)}
 
 
 # --- The policy of each node, from the data of its groups and host as pyinfra merges them.
@@ -181,11 +176,8 @@ def waivers_of(node: str, waivers: Iterable[Waiver]) -> tuple[Waiver, ...]:
     """The waivers for this node, without their node sets: a set that gets another node leaves the
     policy of this one as it is.
     """
-    return tuple(
-        replace(waiver, nodes="") if waiver.nodes else waiver
-        for waiver in waivers
-        if not waiver.nodes or node in _names(waiver.nodes)
-    )
+    own = (waiver for waiver in waivers if not waiver.nodes or node in _names(waiver.nodes))
+    return tuple(replace(waiver, nodes="") if waiver.nodes else waiver for waiver in own)
 
 
 def _checks_of(host: Host, declared: tuple[SiteCheck, ...]) -> tuple[SiteCheck, ...]:
@@ -199,12 +191,9 @@ def _checks_of(host: Host, declared: tuple[SiteCheck, ...]) -> tuple[SiteCheck, 
             raise PolicyError([f"site_checks: {check.name} is in {first}, too"])
         places[check.name] = check.source
     if script_size(checks) > _MAX_SCRIPT_BYTES:
-        raise PolicyError(
-            [
-                f"host {host.name}: its {len(checks)} site checks have more than "
-                f"{_MAX_SCRIPT_BYTES} bytes of commands: put long ones into scripts on the nodes"
-            ]
-        )
+        limit = f"{_MAX_SCRIPT_BYTES} bytes of commands: put long ones into scripts on the nodes"
+        whose = f"host {host.name}: its {len(checks)} site checks"
+        raise PolicyError([f"{whose} have more than {limit}"])
     return checks
 
 
@@ -231,10 +220,9 @@ def declared_settings(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, 
             return {}
 
     settings_of_all = settings(inventory.get_data(), _origin(inventory, "all"))
-    by_group = {
-        group: settings(inventory.get_group_data(group), _origin(inventory, group))
-        for group in inventory.groups.keys() | inventory.group_data.keys()
-    }
+    by_group = {}
+    for group in inventory.groups.keys() | inventory.group_data.keys():
+        by_group[group] = settings(inventory.get_group_data(group), _origin(inventory, group))
     override = settings(inventory.get_override_data(), "command line")
     settings_of: dict[str, dict[str, Any]] = {}
     for host in hosts:

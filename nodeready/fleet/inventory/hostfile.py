@@ -19,6 +19,7 @@ DEFAULT_FILES = ("./hostfile", "/job/hostfile")
 _SLOTS = ("slots", "cpus", "cpu", "count")
 # Settings of the launchers that choose no nodes.
 _IGNORED = ("max_slots", "max-slots", "ifname", "binding")
+Slots = dict[str, int | None]  # host -> its slots; None: the file gives none
 _SETTING = re.compile(r"([A-Za-z][A-Za-z_-]*)=(\S+)")
 
 
@@ -53,13 +54,13 @@ def _slots(settings: list[str]) -> int | None:
     return slots
 
 
-def parse(text: str, source: str) -> dict[str, int | None]:
+def parse(text: str, source: str) -> Slots:
     """The hosts of a hostfile in its order, each with its slots; None where none were given.
 
     source: the file's name, for the error text
     Raises InventoryError, one line: the file, the line's number, and the line.
     """
-    hosts: dict[str, int | None] = {}
+    hosts: Slots = {}
     for number, raw in enumerate(text.split("\n"), 1):
         line = raw.split("#", 1)[0].strip()
         if not line:
@@ -83,9 +84,7 @@ def parse(text: str, source: str) -> dict[str, int | None]:
     return hosts
 
 
-def read(
-    path: str | Path, trusted: bool = False, *, remedy: str = trust.USE_OPTION
-) -> dict[str, int | None]:
+def read(path: str | Path, trusted: bool = False, *, remedy: str = trust.USE_OPTION) -> Slots:
     """`parse` of the file ``path``. Raises InventoryError, also when it cannot be read."""
     return parse(content(path, trusted, remedy=remedy), str(path))
 

@@ -14,6 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +28,13 @@ from nodeready.core.policy import FOLDER, SiteCheck
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import ansible, connectors, hostfile, nodeset, site_files
 from nodeready.fleet.inventory.connectors import is_connector
-from nodeready.fleet.inventory.nodeset import (
-    NodeSetError,
-    expand_one,
-    fold,
-    host_name,
-    split,
-    too_many,
-    unique,
-)
 from nodeready.fleet.inventory.site_files import Group, group_data, read_groups, refuse_strangers
 from nodeready.fleet.transport.ssh_config import ssh_lines
 
 # --- The hosts of an inventory that ``--limit`` selects.
 
 
-def sanitised(text: str) -> str:
-    return sanitise(text, 200)
+sanitised = partial(sanitise, limit=200)
 
 
 def group_members(part: str) -> list[str]:
@@ -54,7 +45,7 @@ def group_members(part: str) -> list[str]:
     if is_connector(part):
         return connectors.names(part)
     members = None if part[1:] in get_all_connectors() else nodeset.group(part)
-    return expand_one(part) if members is None else members
+    return nodeset.expand_one(part) if members is None else members
 
 
 def names(hosts: Iterable[Host]) -> list[str]:
@@ -76,7 +67,7 @@ def select_hosts(
     """
     chosen: set[str] = set()
     missing: list[str] = []
-    for part in split(expression):
+    for part in nodeset.split(expression):
         if named is not None and part in named:
             chosen.update(name for name in named[part] if name in inventory.hosts)
             continue
@@ -91,8 +82,8 @@ def select_hosts(
                 chosen.update(present)
                 missing.extend([] if present else [part])
                 continue
-            expanded = expand_one(part, globs=True)
-        except NodeSetError as error:
+            expanded = nodeset.expand_one(part, globs=True)
+        except nodeset.NodeSetError as error:
             if part.startswith("@") and ":" not in part:
                 missing.append(part)
                 continue
@@ -132,9 +123,9 @@ def _not_there(inventory: Inventory, missing: Sequence[str]) -> str:
     if close:
         hint = f"did you mean {close[0]}?"
     else:
-        hint = f"its nodes are {sanitised(fold(inventory.hosts))}"
+        hint = f"its nodes are {sanitised(nodeset.fold(inventory.hosts))}"
         hint += f"; its groups are {sanitised(', '.join(groups))}" if groups else ""
-    return f"--limit: no node or group {sanitised(fold(missing))} in the inventory; {hint}"
+    return f"--limit: no node or group {sanitised(nodeset.fold(missing))} in the inventory; {hint}"
 
 
 # --- The inventory.
@@ -233,10 +224,8 @@ def load(
     for file in _ssh_files(inventory):
         refuse_strangers(file, trusted)
     if path is not None and _is_like_a_node(argument):
-        inventory.note = (
-            f"{argument}: read as the hostfile ./{argument}; write ./{argument} to say so, and "
-            f"{argument}, (with the comma) for the node"
-        )
+        ways = f"write ./{argument} to say so, and {argument}, (with the comma) for the node"
+        inventory.note = f"{argument}: read as the hostfile ./{argument}; {ways}"
     return inventory
 
 
@@ -245,8 +234,8 @@ def _is_like_a_node(argument: str) -> bool:
     if argument.endswith(_FILE_ENDINGS) or f"./{argument}" in hostfile.DEFAULT_FILES:
         return False
     try:
-        return bool(expand_one(argument))
-    except NodeSetError:
+        return bool(nodeset.expand_one(argument))
+    except nodeset.NodeSetError:
         return False
 
 
@@ -263,7 +252,7 @@ def _file(argument: str) -> Path | None:
     except (OSError, ValueError):
         # Too long for a path, or a NUL byte: then it is a list of nodes, or no name at all.
         return None
-    for part in split(argument):
+    for part in nodeset.split(argument):
         outside = part.split("[", 1)[0]
         if part.startswith("@") or not ("/" in outside or part.endswith(_FILE_ENDINGS)):
             continue
@@ -287,17 +276,17 @@ def _listed(argument: str) -> list[str]:
     """The nodes of a comma list, in the order in which they are written."""
     try:
         names: dict[str, None] = {}
-        for part in split(argument):
+        for part in nodeset.split(argument):
             names |= dict.fromkeys([part] if is_connector(part) else group_members(part))
             _refuse_many(names, argument)
         return list(names)
-    except NodeSetError as error:
+    except nodeset.NodeSetError as error:
         raise InventoryError(f"{error}; {_USAGE}") from None
 
 
 def _refuse_many(names: Collection[Any], argument: str) -> None:
     """Raises InventoryError for more nodes than an inventory may have."""
-    if reason := too_many(len(names), f"inventory {sanitised(argument)}"):
+    if reason := nodeset.too_many(len(names), f"inventory {sanitised(argument)}"):
         raise InventoryError(reason)
 
 
@@ -312,15 +301,15 @@ def _from_file(path: Path, trusted: bool) -> tuple[dict[str, Group], str]:
         return {"all": (list(hostfile.with_data(hostfile.parse(text, str(path)))), {})}, ""
     groups = read_groups(path, trusted)
     if "all" not in groups:
-        every = unique(_name(host) for hosts, _ in groups.values() for host in hosts)
+        every = nodeset.unique(_name(host) for hosts, _ in groups.values() for host in hosts)
         groups["all"] = (list(every), {})
     groups.setdefault(path.stem, (list(groups["all"][0]), {}))
     for group, (hosts, _) in groups.items():
         for host in hosts:
             try:
                 if not is_connector(_name(host)):
-                    host_name(_name(host))
-            except NodeSetError as error:
+                    nodeset.host_name(_name(host))
+            except nodeset.NodeSetError as error:
                 raise InventoryError(f"{path}: group {sanitised(group)}: {error}") from None
     return groups, ""
 
@@ -342,8 +331,8 @@ def _make(groups: dict[str, Group], argument: str, override: dict[str, Any]) -> 
         names_data = (list(every.items()), every_data)
         inventory = NodeInventory(names_data, override, **groups)  # type: ignore[no-untyped-call]
         for host in inventory:
-            host_name(host.name)
-    except (PyinfraError, NodeSetError, OSError, TypeError) as error:
+            nodeset.host_name(host.name)
+    except (PyinfraError, nodeset.NodeSetError, OSError, TypeError) as error:
         text = " ".join(str(error).split())
         raise InventoryError(f"inventory {shown}: {sanitised(text)}") from None
     # A connector is one word for many nodes.

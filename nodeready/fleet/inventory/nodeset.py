@@ -185,20 +185,18 @@ def group(word: str) -> list[str] | None:
     """
     if not _GROUP.fullmatch(word):
         return None
-    distrusted = next(
-        (reason for path in config_paths("groups.conf") if (reason := distrust(path))), ""
-    )
+    reasons = map(distrust, config_paths("groups.conf"))
+    distrusted = next(filter(None, reasons), "")
     if distrusted:
         raise NodeSetError(distrusted)
+    problem = f"no group {_shown(word)} in ClusterShell's sources"
     try:
         names = list(NodeSet(word))
     except (NodeSetException, GroupResolverError, OSError) as error:
         reason = sanitise(" ".join(str(error).split())[:120]) or type(error).__name__
-        raise NodeSetError(
-            f"no group {_shown(word)} in ClusterShell's sources: {reason}"
-        ) from error
+        raise NodeSetError(f"{problem}: {reason}") from error
     if not names:
-        raise NodeSetError(f"no group {_shown(word)} in ClusterShell's sources")
+        raise NodeSetError(problem)
     if reason := too_many(len(names), f"group {_shown(word)}"):
         raise NodeSetError(reason)
     return sorted((host_name(name) for name in names), key=natural)

@@ -23,6 +23,7 @@ from nodeready.core.policy import SiteCheck, parse
 from nodeready.core.settings import Invalid, closest_word
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import trust
+from nodeready.fleet.inventory.trust import Authors
 
 Hosts = list[Any]
 #: A group's hosts (names, or (name, data)) and its data.
@@ -47,7 +48,7 @@ def _parse(path: Path) -> ast.Module:
         raise InventoryError(f"{path}: {_one_line(error)}") from None
 
 
-def refuse_strangers(path: Path, trusted: bool, authors: Collection[int] | None = None) -> None:
+def refuse_strangers(path: Path, trusted: bool, authors: Authors = None) -> None:
     """Raises InventoryError for a file that another user could have written for us to run.
 
     trusted: accept any file
@@ -58,9 +59,7 @@ def refuse_strangers(path: Path, trusted: bool, authors: Collection[int] | None 
         raise InventoryError(sanitise(reason))
 
 
-def execute(
-    path: Path, trusted: bool = False, authors: Collection[int] | None = None
-) -> dict[str, Any]:
+def execute(path: Path, trusted: bool = False, authors: Authors = None) -> dict[str, Any]:
     """The names that the file ``path`` binds at its top level, without its imports.
 
     The file can import from the current directory, as under pyinfra, and from its own where it
@@ -112,10 +111,8 @@ def _forget(directory: str) -> None:
 
     `python -m` and `python -c` begin with the current directory.
     """
-    nodeready_path = os.path.dirname(_PACKAGE)
-    sys.path[:] = [
-        place for place in sys.path if place == nodeready_path or (place or directory) != directory
-    ]
+    own = os.path.dirname(_PACKAGE)
+    sys.path[:] = [path for path in sys.path if path == own or (path or directory) != directory]
 
 
 def _as_prefix(directory: str) -> str:
@@ -169,12 +166,8 @@ def _no_strangers(guard: _Guard, trusted: bool) -> Iterator[None]:
 
 def _imported(tree: ast.Module) -> set[str]:
     """The names that the import statements at the top level of a file bind."""
-    return {
-        alias.asname or alias.name.split(".")[0]
-        for node in tree.body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
+    imports = (node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
+    return {alias.asname or alias.name.split(".")[0] for node in imports for alias in node.names}
 
 
 def read_groups(path: Path, trusted: bool = False) -> dict[str, Group]:

@@ -101,10 +101,8 @@ def inventory() -> dict[str, list[str]]:
         if not partitions and os.environ.get("SLURM_JOB_PARTITION"):
             partitions = {os.environ["SLURM_JOB_PARTITION"]: chosen}
     elif not partitions:
-        raise InventoryError(
-            "no Slurm here: run inside a job (SLURM_JOB_NODELIST is not set), or where sinfo "
-            "is installed and shows nodes"
-        )
+        places = "inside a job (SLURM_JOB_NODELIST is not set), or where sinfo"
+        raise InventoryError(f"no Slurm here: run {places} is installed and shows nodes")
     elif partition:
         if partition not in partitions:
             hint = f"no partition {sanitise(partition, 80)}; {suggestion(partition, partitions)}"
@@ -179,11 +177,8 @@ def job_placement(job: str, names: Iterable[str]) -> JobPlacement:
     user = rows[0][2]
     # The number of an array stands for all its tasks, but is the job number of one task only. The
     # first part's number is that of a heterogeneous job; each further part has another number.
-    texts = {
-        number: text
-        for number, label, _, text in rows
-        if number == job or label.startswith(f"{job}+")
-    }
+    parts_of_job = (row for row in rows if row[0] == job or row[1].startswith(f"{job}+"))
+    texts = {number: text for number, _, _, text in parts_of_job}
     parts = tuple(number for number in texts if number != job)
     try:
         is_complete = all(texts.values())
@@ -216,9 +211,7 @@ def _partitions(out: str) -> dict[str, list[str]]:
             names_of.setdefault(partition, []).append(host_name(name))
         except ValueError:
             raise InventoryError(f"sinfo printed what is no node: {line[:80]!a}") from None
-    return {
-        name: sorted(set(names_of[name]), key=natural) for name in sorted(names_of, key=natural)
-    }
+    return {name: sorted({*names_of[name]}, key=natural) for name in sorted(names_of, key=natural)}
 
 
 def ask(command: list[str], timeout_s: float = TIMEOUT_S) -> str:

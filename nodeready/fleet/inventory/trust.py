@@ -17,12 +17,11 @@ OPTION = "--trust-inventory"
 #: Asks for the same as OPTION: for configuration files, and where pyinfra runs the inventory.
 VARIABLE = "NODEREADY_TRUST_INVENTORY"
 USE_OPTION = f"use {OPTION}"
+Authors = Collection[int] | None  # see `distrust`
 SET_VARIABLE = f"set {VARIABLE}=1"  # the remedy where OPTION does not count
 
 
-def distrust(
-    path: str | Path, *, remedy: str = USE_OPTION, authors: Collection[int] | None = None
-) -> str:
+def distrust(path: str | Path, *, remedy: str = USE_OPTION, authors: Authors = None) -> str:
     """Why the user does not take this file or directory, in one line with the remedy; "": taken.
 
     Always "" for a missing file.
@@ -58,9 +57,8 @@ def _entry_problem(place: str, status: os.stat_result, owners: Collection[int]) 
     if status.st_uid not in owners:
         repair = "copy it" if os.geteuid() else "chown root it"
         return f"{place} belongs to {user_name(status.st_uid)}; {repair}"
-    if stat.S_ISLNK(status.st_mode) or (
-        stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-    ):
+    is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    if stat.S_ISLNK(status.st_mode) or is_sticky:
         return ""
     if status.st_mode & stat.S_IWOTH:
         return f"{place} is world-writable; chmod o-w it"

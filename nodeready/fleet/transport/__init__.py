@@ -6,3 +6,11 @@ program. The transports here are `ssh` (pyinfra's connectors), `srun` (a step of
 `clush` (ClusterShell's workers and gateways) and `processes` (children of this process, each with
 its own nodes). This machine alone is `nodeready.agent.local`.
 """
+
+from collections.abc import Callable
+
+Note = Callable[[str], object]  # shows the user a line
+
+
+def ignore(line: str) -> None:
+    """Show the user nothing."""

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import gevent
@@ -24,6 +24,7 @@ from nodeready.core.shell import find_program
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory import slurm
 from nodeready.fleet.inventory.nodeset import fold
+from nodeready.fleet.transport import Note, ignore
 
 #: A job, a task of an array job, or a component of a heterogeneous job (squeue(1), --jobs).
 _JOB = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?")
@@ -79,10 +80,9 @@ def running(job_id: str) -> JobAllocation:
             number, _, user, nodes = running_jobs[0]
             # Slurm refuses root, too (step_mgr.c), but root may have a wrapper of srun that works.
             if os.geteuid() and user not in (user_name(os.geteuid()), str(os.geteuid())):
-                raise SrunError(
-                    f"--job {job_id}: is {user}'s: Slurm starts a step in it for nobody but "
-                    f"{user}; ask as {user} (sudo -u {user} ...), or over ssh as root"
-                )
+                remedy = f"ask as {user} (sudo -u {user} ...), or over ssh as root"
+                reason = f"is {user}'s: Slurm starts a step in it for nobody but {user}"
+                raise SrunError(f"--job {job_id}: {reason}; {remedy}")
             return JobAllocation(number, tuple(slurm.job_nodes(nodes)))
     except InventoryError as error:
         if "Invalid job id" in str(error):
@@ -135,12 +135,8 @@ def _state_of(nodes: Sequence[str]) -> dict[str, _SlurmNodeState]:
         # A node has a row for each of its partitions.
         earlier = states[name].partitions if name in states else ()
         up_partition = (partition,) if availability == "up" else ()
-        states[name] = _SlurmNodeState(
-            state,
-            int(idle_cpus) if idle_cpus.isdigit() else 0,
-            sanitise(reason, 200),
-            (*earlier, *up_partition),
-        )
+        idle, partitions = int(idle_cpus) if idle_cpus.isdigit() else 0, (*earlier, *up_partition)
+        states[name] = _SlurmNodeState(state, idle, sanitise(reason, 200), partitions)
     return states
 
 
@@ -165,9 +161,7 @@ def unusable_nodes(job: JobAllocation, nodes: Sequence[str]) -> dict[str, str]:
     return reasons
 
 
-def allocate(
-    nodes: Sequence[str], options: str = "", notify: Callable[[str], None] = lambda text: None
-) -> JobAllocation:
+def allocate(nodes: Sequence[str], options: str = "", notify: Note = ignore) -> JobAllocation:
     """Allocate a job on those of these nodes that Slurm can give now; `release` ends it.
 
     options: for salloc(1): ``--reservation=maintenance --account=ops``
@@ -232,9 +226,7 @@ def _refused_nodes(nodes: Sequence[str], arguments: Sequence[str]) -> tuple[dict
     return {**refused, **dict.fromkeys(outside, reason)}, partition
 
 
-def _run_salloc(
-    nodes: Sequence[str], arguments: Sequence[str], notify: Callable[[str], None]
-) -> tuple[str, str]:
+def _run_salloc(nodes: Sequence[str], arguments: Sequence[str], notify: Note) -> tuple[str, str]:
     """The number of the new job, or "", and the error of salloc, or ""."""
     argv = [
         "salloc", "--no-shell", "--no-kill", f"--nodes={len(nodes)}", f"--nodelist={fold(nodes)}",
@@ -274,7 +266,7 @@ def _run_salloc(
     return "", sanitise(rows[-1], 200) if rows else f"ended with exit status {child.returncode}"
 
 
-def release(job: JobAllocation, notify: Callable[[str], None] = lambda text: None) -> None:
+def release(job: JobAllocation, notify: Note = ignore) -> None:
     """End a job of `allocate`. notify: shows the user a line when Slurm does not answer"""
     if not job.number:
         return
@@ -286,7 +278,5 @@ def release(job: JobAllocation, notify: Callable[[str], None] = lambda text: Non
         slurm.ask(["scancel", job.number], _RELEASE_S)
     except InventoryError as problem:
         if "Invalid job id" not in str(problem):
-            notify(
-                f"job {job.number} is not given back ({problem}): it ends by itself in at most "
-                f"{_LIMIT_MIN} minutes, or with scancel {job.number}"
-            )
+            end = f"in at most {_LIMIT_MIN} minutes, or with scancel {job.number}"
+            notify(f"job {job.number} is not given back ({problem}): it ends by itself {end}")

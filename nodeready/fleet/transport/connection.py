@@ -22,7 +22,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, cast
 
 import gevent
@@ -43,6 +42,7 @@ from nodeready.agent.asking import DEAD_AFTER_S, KEEPALIVE_S
 from nodeready.agent.local import end_session
 from nodeready.agent.proc import file_text, first_number
 from nodeready.core import shell
+from nodeready.fleet.transport import Note
 from nodeready.fleet.transport.ssh_config import SshConfigError, SshSettings
 
 # --- paramiko's connection, within bounds.
@@ -55,6 +55,7 @@ _MIN_BYTES = 128  # bytes that a small read counts as, because it costs as much
 #: Bytes that an agreement on new keys counts as. sshd asks for one after 1 GiB (RekeyLimit).
 _KEYS_BYTES = 64 << 10
 PACKET_BYTES = 256 << 10  # the largest packet; OpenSSH's limit as well (packet.c, PACKET_MAX_SIZE)
+_COUNTED = (MSG_EXT_INFO, MSG_USERAUTH_INFO_REQUEST)
 _MAX_COUNT = 64  # maximum items that a packet may announce: pairs, or questions at a login
 #: Bits of our secret for a group that the sshd chooses: twice those of the longest key that is
 #: made of it (RFC 4419, section 6.2). paramiko takes as many as the group has, seconds of work.
@@ -116,10 +117,7 @@ class _BoundedPacketizer(Packetizer):
         kind, message = super().read_message()
         if kind == MSG_KEXINIT:
             self.bounds.spend(_KEYS_BYTES)
-        elif (
-            kind in (MSG_EXT_INFO, MSG_USERAUTH_INFO_REQUEST)
-            and _count(kind, message) > _MAX_COUNT
-        ):
+        elif kind in _COUNTED and _count(kind, message) > _MAX_COUNT:
             raise SSHException("a packet announces more than it has")
         return kind, message
 
@@ -260,17 +258,12 @@ def sent_without_end(transport: Any) -> bool:
 
 
 #: ssh_config's keyword -> paramiko's list of algorithms.
-_LISTS = {
-    "ciphers": "ciphers",
-    "macs": "macs",
-    "kexalgorithms": "kex",
-    "hostkeyalgorithms": "keys",
-}
+_KEYS = {"ciphers": "ciphers", "macs": "macs", "kexalgorithms": "kex", "hostkeyalgorithms": "keys"}
 
 
 def restrict_algorithms(transport: Any, settings: SshSettings) -> None:
     """Use only the algorithms of ssh_config, in its order. Raises SshConfigError for none."""
-    for key, name in _LISTS.items():
+    for key, name in _KEYS.items():
         if key in settings.changed_keys:
             supported = getattr(transport, f"_preferred_{name}")
             allowed = settings.value(key).split(",")
@@ -279,10 +272,8 @@ def restrict_algorithms(transport: Any, settings: SshSettings) -> None:
                 allowed.append("curve25519-sha256@libssh.org")
             common = tuple(algorithm for algorithm in allowed if algorithm in supported)
             if not common:
-                raise SshConfigError(
-                    f"{settings.name}: nodeready has none of the {key} that the ssh configuration "
-                    "here allows"
-                )
+                text = f"nodeready has none of the {key} that the ssh configuration here allows"
+                raise SshConfigError(f"{settings.name}: {text}")
             setattr(transport, f"_preferred_{name}", common)
 
 
@@ -314,12 +305,11 @@ def open_tcp(
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
             sock.connect(address)
             return sock
-        except OSError as error:
+        except BaseException as error:
             sock.close()
+            if not isinstance(error, OSError):
+                raise
             problem = error
-        except BaseException:
-            sock.close()
-            raise
     raise problem
 
 
@@ -369,12 +359,11 @@ class Proxy:
 def master_socket(settings: SshSettings) -> str:
     """The socket of ssh's own live connection to the node (ControlMaster); "": none."""
     path = settings.paths("controlpath")[0] if settings.value("controlpath") else ""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         status = os.stat(path)
-        is_ours = stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
-    except (OSError, ValueError):
-        return ""
-    return path if is_ours and is_listening(path) else ""
+        if stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid() and is_listening(path):
+            return path
+    return ""
 
 
 def master_argv(settings: SshSettings, path: str) -> list[str]:
@@ -403,7 +392,7 @@ def is_listening(path: str) -> bool:
 class Neighbours:
     """The nodes on this machine's networks, each a row in the neighbour table."""
 
-    def __init__(self, notify: Callable[[str], None]) -> None:
+    def __init__(self, notify: Note) -> None:
         self._notify, self._addresses = notify, set[str]()
         self._limit = first_number("/proc/sys/net/ipv4/neigh/default/gc_thresh3") or 0
         self._networks: list[tuple[ipaddress.IPv4Network, bool]] = []
@@ -455,7 +444,7 @@ def on_link(networks: list[tuple[ipaddress.IPv4Network, bool]], address: str) ->
 CONNECTING, BANNER, TALKING = "timed out", "banner", "stopped during the handshake"
 #: The end of a connection whose sshd closed it instead of sending its banner.
 HUNG_UP = "hung up before its banner"
-_CLOSED = "its sshd closed the connection before the login"
+_CLOSED = "{address}: its sshd closed the connection before the login"
 ASKING = "asking ssh"  # before the connection: `ssh -G` runs
 
 
@@ -467,58 +456,54 @@ def error_text(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def connect_error(
-    text: str, address: str, *, user: str, key: str, known_hosts: str, limit_s: int
-) -> str:
+#: A pattern of an error -> its message, which may have a part of the error. The first match is it.
+_MESSAGES = (
+    (r"host key error|does not match", "host key of {address} changed; refused. If the node was "
+     "re-imaged: ssh-keygen -f {known_hosts} -R {address}"),
+    (r"\(revoked\)", "host key of {address} is revoked in {known_hosts}; refused"),
+    (r"\((certificate .*)\)", "host key of {address} is refused: its {part}"),
+    (r"no host key for", "host key of {address} is not in {known_hosts}; refused (ssh-keyscan "
+     "adds it)"),
+    (r"proxycommand|proxyjump", "{address}: the ProxyCommand of the ssh configuration here fails "
+     "({text})"),
+    (r"too many authentication", "{address}: sshd hangs up before the right key: name it with "
+     "--ssh-key ({text})"),
+    (r"no acceptable|incompatible ssh peer", "{address}: no algorithm in common with its sshd "
+     "({text})"),
+    (r"saw eof", "{address}: sshd closed the connection during the login: read its log there "
+     "({text})"),
+    (r"authentication.*?(; nodeready has no [^)]*)", "{address} refused user {user} with {key}"
+     "{part}"),
+    (r"authentication", "{address} refused user {user} with {key}"),
+    (r"private key file.*is encrypted", "{key} is encrypted: unlock it in an ssh agent"),
+    (r"no such private key file", "{key}: no such key file"),
+    (r"private key file", "{key} is no private key"),
+    (r"could not resolve|name or service not known", "host name {address} does not resolve"),
+    (ENDLESS, f"{{address}}: {ENDLESS}"),
+    (r"exceeded maxstartups", f"{_CLOSED} (Exceeded MaxStartups): try again, or raise it"),
+    (r"not allowed at this time", f"{_CLOSED} (PerSourcePenalties): it does so for a while"),
+    (HUNG_UP, f"{_CLOSED}: MaxStartups, PerSourcePenalties or hosts.deny; read its log there"),
+    (r"banner", "{address}: accepts connections but sends no SSH banner"),
+    (r"during the handshake", "{address}: stopped during the SSH handshake, within {limit_s} s"),
+    (r"connection refused", "{address}: connection refused: is sshd running?"),
+    (r"no route to host|unreachable", "{address}: no route to the node"),
+    (r"too many open files", "{address}: too many open files here: raise the limit (ulimit -n)"),
+    (r"no buffer space|errno 22", "{address}: is the neighbour table here full? See gc_thresh3"),
+    (ASKING, "{address}: ssh -G does not end: look at Match exec in the ssh configuration here"),
+    (r"assign requested address", "{address}: the BindAddress of ssh is not this machine's"),
+    (r"timed? ?out", "{address}: no answer in {limit_s} s"),
+    (r"reset by peer|eof", "{address}: the node closed the connection"),
+    (r"", "{address}: {text}"),
+)  # fmt: skip
+
+
+def connect_error(text: str, address: str, **values: Any) -> str:
     """Why a connection failed, from pyinfra's words: what, where, what to do.
 
     address: the host, or ``[host]:port`` as known_hosts files write it
+    values:  user, key, known_hosts, limit_s: for the message
     """
-    lowered = text.lower()
-    if "host key error" in lowered or "does not match" in lowered:
-        return (
-            f"host key of {address} changed; refused. If the node was re-imaged: "
-            f"ssh-keygen -f {known_hosts} -R {address}"
-        )
-    if "(revoked)" in lowered:
-        return f"host key of {address} is revoked in {known_hosts}; refused"
-    if match := re.search(r"\(certificate (.*)\)", text):
-        return f"host key of {address} is refused: its certificate {match[1]}"
-    if "no host key for" in lowered:
-        return f"host key of {address} is not in {known_hosts}; refused (ssh-keyscan adds it)"
-    for pattern, words in (
-        (r"proxycommand|proxyjump", "the ProxyCommand of the ssh configuration here fails"),
-        (r"too many authentication", "sshd hangs up before the right key: name it with --ssh-key"),
-        (r"no acceptable|incompatible ssh peer", "no algorithm in common with its sshd"),
-        (r"saw eof", "sshd closed the connection during the login: read its log there"),
-    ):
-        if re.search(pattern, lowered):
-            return f"{address}: {words} ({text})"
-    if "authentication" in lowered:
-        lacks = re.search(r"; nodeready has no [^)]*", text)
-        return f"{address} refused user {user} with {key}{lacks[0] if lacks else ''}"
-    if "private key file" in lowered:
-        if "is encrypted" in lowered:
-            return f"{key} is encrypted: unlock it in an ssh agent"
-        return f"{key}: no such key file" if "no such" in lowered else f"{key} is no private key"
-    if "could not resolve" in lowered or "name or service not known" in lowered:
-        return f"host name {address} does not resolve"
-    for pattern, words in (
-        (ENDLESS, ENDLESS),
-        (r"exceeded maxstartups", f"{_CLOSED} (Exceeded MaxStartups): try again, or raise it"),
-        (r"not allowed at this time", f"{_CLOSED} (PerSourcePenalties): it does so for a while"),
-        (HUNG_UP, f"{_CLOSED}: MaxStartups, PerSourcePenalties or hosts.deny; read its log there"),
-        (r"banner", "accepts connections but sends no SSH banner"),
-        (r"during the handshake", f"stopped during the SSH handshake, within {limit_s} s"),
-        (r"connection refused", "connection refused: is sshd running?"),
-        (r"no route to host|unreachable", "no route to the node"),
-        (r"too many open files", "too many open files here: raise the limit (ulimit -n)"),
-        (r"no buffer space|errno 22", "is the neighbour table here full? See gc_thresh3"),
-        (ASKING, "ssh -G does not end: look at Match exec in the ssh configuration here"),
-        (r"assign requested address", "the BindAddress of ssh is not this machine's"),
-        (r"timed? ?out", f"no answer in {limit_s} s"),
-        (r"reset by peer|eof", "the node closed the connection"),
-    ):
-        if re.search(pattern, lowered):
-            return f"{address}: {words}"
-    return f"{address}: {text}"
+    matches = ((re.search(row[0], text, re.I | re.S), row[1]) for row in _MESSAGES)
+    match, message = next((match, message) for match, message in matches if match)
+    part = match[1] if match.lastindex else ""
+    return message.format(text=text, address=address, part=part, **values)

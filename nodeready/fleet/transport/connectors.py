@@ -298,10 +298,8 @@ def session(host: Host, limit_s: float | None = None) -> Iterator[Any]:
             try:
                 client = host.connector.open_second_client()
             except (ConnectError, SSHException, OSError, EOFError) as problem:
-                raise OSError(
-                    "sshd refuses a second session (MaxSessions), and a second connection fails: "
-                    f"{connection.error_text(problem)}"
-                ) from None
+                text = "sshd refuses a second session (MaxSessions), and a second connection fails"
+                raise OSError(f"{text}: {connection.error_text(problem)}") from None
             stack.callback(client.close)
             channel = client.get_transport().open_session(timeout=limit_s)
         stack.callback(channel.close)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import hmac
 import os
@@ -61,15 +60,13 @@ class KnownHostsFiles:
         for path in self.files:
             try:
                 with open(path, encoding="utf-8", errors="surrogateescape") as file:
-                    rows = file.read().splitlines()
+                    for row in file.read().splitlines():
+                        self.add(row)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as problem:
-                if path in optional:
-                    continue
-                raise SshConfigError(f"known hosts {path}: {problem.strerror}") from None
-            for row in rows:
-                self.add(row)
+                if path not in optional:
+                    raise SshConfigError(f"known hosts {path}: {problem.strerror}") from None
 
     def add(self, row: str) -> None:
         words = row.split()
@@ -77,13 +74,12 @@ class KnownHostsFiles:
         if len(words) < 3 or words[0].startswith("#"):
             return
         try:
-            known_key = _KnownKey(
-                mark, words[0], words[1], base64.b64decode(words[2], validate=True)
-            )
-        except (binascii.Error, ValueError):
+            blob = base64.b64decode(words[2], validate=True)
+        except ValueError:
             return
+        known_key = _KnownKey(mark, words[0], words[1], blob)
         if known_key.hosts.startswith("|1|"):
-            with contextlib.suppress(binascii.Error, ValueError):
+            with contextlib.suppress(ValueError):
                 salt, _, digest = known_key.hosts[3:].partition("|")
                 self._hashed.append((base64.b64decode(salt), base64.b64decode(digest), known_key))
         elif set(known_key.hosts) & set("*?!"):
@@ -96,11 +92,7 @@ class KnownHostsFiles:
         """The lines about a host, ``host`` or ``[host]:port``."""
         name = name.lower()
         known_keys = list(self._by_name.get(name, ()))
-        known_keys += [
-            known_key
-            for known_key in self._with_globs
-            if matches(known_key.hosts.lower().split(","), name)
-        ]
+        known_keys += [k for k in self._with_globs if matches(k.hosts.lower().split(","), name)]
         text = name.encode("utf-8", "surrogateescape")
         for index, (salt, digest, known_key) in enumerate(self._hashed):
             if hmac.digest(salt, text, "sha1") == digest:
@@ -147,9 +139,8 @@ def _certificate(blob: bytes) -> _Certificate:
     authority = message.get_binary()
     signed = blob[: len(blob) - len(message.get_remainder())]
     signature = message.get_binary()
-    return _Certificate(
-        role, tuple(principals), after, before, critical, authority, signature, signed
-    )
+    names = tuple(principals)
+    return _Certificate(role, names, after, before, critical, authority, signature, signed)
 
 
 #: CASignatureAlgorithms of ssh: nothing with SHA-1.
@@ -165,16 +156,14 @@ def _certificate_problem(certificate: _Certificate, name: str) -> str:
         return "is not valid yet"
     if not now_s < certificate.before:
         return "has expired"
-    if certificate.principals and not any(
-        matches([principal], name) for principal in certificate.principals
-    ):
-        return f"is for {', '.join(certificate.principals)[:100]}"
+    principals = certificate.principals
+    if principals and not any(matches([principal], name) for principal in principals):
+        return f"is for {', '.join(principals)[:100]}"
     if certificate.critical:
         return "has options that are not known"
     kind = Message(certificate.signature).get_text()
-    authority = PKey.from_type_string(
-        Message(certificate.authority).get_text(), certificate.authority
-    )
+    name = Message(certificate.authority).get_text()
+    authority = PKey.from_type_string(name, certificate.authority)
     if not _SIGNATURES.fullmatch(kind):
         return f"is signed with {kind}"
     if not authority.verify_ssh_sig(certificate.signed, Message(certificate.signature)):
@@ -213,12 +202,8 @@ class HostKeyPolicy(MissingHostKeyPolicy):
         if any(line.mark == "@cert-authority" for line in self.lines):
             certified = [f"{algorithm}-cert-v01@openssh.com" for algorithm in plain]
         kinds = [line.kind for line in self.lines or self.portless_lines if not line.mark]
-        known_first = [
-            algorithm
-            for kind in kinds
-            for algorithm in _ALGORITHMS.get(kind, (kind,))
-            if algorithm in plain
-        ]
+        ordered = (name for kind in kinds for name in _ALGORITHMS.get(kind, (kind,)))
+        known_first = [algorithm for algorithm in ordered if algorithm in plain]
         return tuple(dict.fromkeys([*certified, *known_first, *plain]))
 
     def missing_host_key(self, client: Any, hostname: str, key: PKey) -> None:
@@ -260,18 +245,17 @@ class HostKeyPolicy(MissingHostKeyPolicy):
             raise SSHException(f"No host key for {self.name} found in known_hosts")
         if self.strict == "no":
             return
+        file = next(iter(self.known_hosts.files), None)
         if self.strict == "ask":
             # pyinfra asks the user, and saves the key in the file.
-            client._host_keys_filename = (
-                self.known_hosts.files[0] if self.known_hosts.files else None
-            )
+            client._host_keys_filename = file
             AskPolicy().missing_host_key(client, self.name, key)
             return
         row = f"{self.name} {key.get_name()} {key.get_base64()}"
         self.known_hosts.add(row)
         # As ssh does: connect even if the file cannot be written.
         with contextlib.suppress(OSError):
-            _append(self.known_hosts.files[0] if self.known_hosts.files else os.devnull, row)
+            _append(file or os.devnull, row)
 
 
 def _append(path: str, row: str) -> None:
@@ -315,7 +299,7 @@ def _public_of_locked(data: bytes) -> bytes:
             message.get_binary()
         message.get_int()
         return message.get_binary()
-    except (binascii.Error, ValueError, IndexError, struct.error, SSHException):
+    except (ValueError, IndexError, struct.error, SSHException):
         return b""
 
 
@@ -435,12 +419,10 @@ def offered_keys(
     """
     agent_keys = {key.asbytes(): key for key in agent}
     files = {identity.public: identity for identity in identities if identity.key is not None}
-    all_certificates = [
-        *certificates,
-        *(identity.certificate for identity in identities if identity.certificate),
-    ]
     used = set()
-    for certificate in all_certificates:
+    for certificate in (*certificates, *(identity.certificate for identity in identities)):
+        if certificate is None:
+            continue
         if certificate.key_blob in agent_keys:
             used.add(certificate.key_blob)
             yield agent_keys[certificate.key_blob]
@@ -456,15 +438,12 @@ def offered_keys(
             copy.public_blob = certificate
             yield copy
     named = {identity.public for identity in identities if identity.public}
-    for blob, held_key in agent_keys.items():
-        is_named = blob in named or _certified_key(PublicBlob(held_key.name, blob)) in named
-        if is_named and blob not in used:
-            used.add(blob)
-            yield held_key
-    for blob, held_key in agent_keys.items():
-        if blob not in used and not only_named:
-            used.add(blob)
-            yield held_key
+    for is_named in (True,) if only_named else (True, False):
+        for blob, held_key in agent_keys.items():
+            names_it = blob in named or _certified_key(PublicBlob(held_key.name, blob)) in named
+            if names_it == is_named and blob not in used:
+                used.add(blob)
+                yield held_key
     for identity in identities:
         if identity.key is not None and identity.public not in used:
             used.add(identity.public)
@@ -527,17 +506,13 @@ class LoginKeys:
         identities = self._identities()
         only_named = bool(login.key) or settings.value("identitiesonly") == "yes"
         files = () if login.key else settings.paths("certificatefile")
-        certificates = [
-            certificate for certificate in map(_load_public, files) if certificate is not None
-        ]
+        certificates = [*filter(None, map(_load_public, files))]
         keys = offered_keys(identities, certificates, self._agent(), only_named)
         if settings.value("pubkeyauthentication") in ("no", "false"):
             keys = iter(())
             if not login.password:
-                raise SshConfigError(
-                    f"{login.name}: PubkeyAuthentication no in the ssh configuration here, and "
-                    "nodeready logs in with keys"
-                )
+                place = f"{login.name}: PubkeyAuthentication no in the ssh configuration here"
+                raise SshConfigError(f"{place}, and nodeready logs in with keys")
         user, methods = settings.user, ["publickey"]
         for key in keys:
             if "publickey" not in methods:
@@ -556,13 +531,9 @@ class LoginKeys:
             return transport.auth_password(user, login.password)
         if self._locked:
             raise ConnectError(f"Private key file ({self._locked}) is encrypted")
-        raise AuthenticationException(f"refused{self._hint()}")
-
-    def _hint(self) -> str:
-        for key, name in _UNSUPPORTED.items():
-            if key in self._settings.changed_keys:
-                return f"; nodeready has no {name}: load the key in an ssh agent"
-        return ""
+        lacking = [name for key, name in _UNSUPPORTED.items() if key in settings.changed_keys]
+        hint = f"; nodeready has no {lacking[0]}: load the key in an ssh agent" if lacking else ""
+        raise AuthenticationException(f"refused{hint}")
 
 
 #: Identities that ssh supports and paramiko does not.

@@ -17,7 +17,7 @@ import random
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from pyinfra.api.exceptions import ConnectError
 from pyinfra.connectors.ssh_util import _patch_paramiko_sk_key_support
 
 from nodeready.core import shell
-from nodeready.fleet.transport import connection
+from nodeready.fleet.transport import Note, connection, ignore
 from nodeready.fleet.transport.keys import Agent, HostKeyPolicy, KnownHostsFiles, LoginKeys
 from nodeready.fleet.transport.ssh_config import (
     Login,
@@ -113,10 +113,7 @@ class HandshakeLimiter:
         """Wait for a turn. Raises OSError if the address failed in the meantime."""
         self._clients.add(id(client))
         asked_s = time.monotonic()
-        if self._turns.locked():
-            with deadline.paused():
-                self._turns.acquire()
-        else:
+        with deadline.paused():
             self._turns.acquire()
         try:
             if self.failed is not None and self.failed[0] >= asked_s:
@@ -150,15 +147,13 @@ class Client(SSHClient):
     jump_client: the connection to it that is used
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stage = connection.CONNECTING
-        self.settings: SshSettings | None = None
-        self.known_hosts_file = ""
-        self.tried_keys = ""
-        self.jump_host: JumpHost | None = None
-        self.jump_client: Client | None = None
-        self.proxy: connection.Proxy | None = None
+    stage = connection.CONNECTING
+    settings: SshSettings | None = None
+    known_hosts_file = ""
+    tried_keys = ""
+    jump_host: JumpHost | None = None
+    jump_client: Client | None = None
+    proxy: connection.Proxy | None = None
 
     @property
     def jump_is_gone(self) -> bool:
@@ -205,10 +200,8 @@ class JumpHost:
 
     def _free_client(self) -> Client | None:
         self._clients = [client for client in self._clients if _alive(client)]
-        for client in self._clients:
-            if self.forward_count(client) < self._max_forwards.get(id(client), FORWARDS):
-                return client
-        return None
+        limits = {client: self._max_forwards.get(id(client), FORWARDS) for client in self._clients}
+        return next((c for c, limit in limits.items() if self.forward_count(c) < limit), None)
 
     @staticmethod
     def forward_count(client: Client) -> int:
@@ -239,9 +232,8 @@ class JumpHost:
             host, port = client.settings.hostname, client.settings.port
             reason = reason.removeprefix(f"{host}: ").removeprefix(f"[{host}]:{port}: ")
         reason = reason.removeprefix(f"{self.name}: ")
-        raise SshConfigError(
-            reason if reason.startswith("jump host ") else f"jump host {self.name}: {reason}"
-        )
+        is_named = reason.startswith("jump host ")
+        raise SshConfigError(reason if is_named else f"jump host {self.name}: {reason}")
 
     def proxy_by_master(self, target: SshSettings) -> connection.Proxy | None:
         """A proxy over ssh's own connection to the jump host; None: ssh has none."""
@@ -249,13 +241,10 @@ class JumpHost:
         path = connection.master_socket(settings)
         if not path:
             return None
-        argv = [
-            *connection.master_argv(settings, path),
-            "-W",
-            f"[{target.hostname}]:{target.port}",
-        ]
+        argv = connection.master_argv(settings, path)
+        argv += ["-W", f"[{target.hostname}]:{target.port}", "--", settings.name]
         error = f"jump host {self.name}: the master of ssh does not let us through"
-        return connection.Proxy(shell.join([*argv, "--", settings.name]), error)
+        return connection.Proxy(shell.join(argv), error)
 
     def open(self, settings: SshSettings, client: Client, deadline: PausableDeadline) -> Channel:
         """A channel to the host. Raises SshConfigError, SSHException, OSError, EOFError."""
@@ -267,16 +256,15 @@ class JumpHost:
             try:
                 channel = transport.open_forward(host, settings.port, self._logins.limit_s)
             except connection.JumpRefusal as refusal:
-                count = self.forward_count(jump_client)
-                if refusal.code != _CONNECT_FAILED and count > 0:
+                if refusal.code == _CONNECT_FAILED:
+                    raise OSError(str(refusal)) from None
+                if count := self.forward_count(jump_client):
                     # The jump host refuses one more forward, to any target.
                     self._max_forwards[id(jump_client)] = count
                     continue
-                if refusal.code != _CONNECT_FAILED:
-                    raise SshConfigError(
-                        f"jump host {self.name}: refuses to forward to {host} ({refusal})"
-                    ) from None
-                raise OSError(str(refusal)) from None
+                raise SshConfigError(
+                    f"jump host {self.name}: refuses to forward to {host} ({refusal})"
+                ) from None
             except EOFError:
                 if not _alive(jump_client):
                     raise SshConfigError(f"jump host {self.name}: connection lost") from None
@@ -311,7 +299,7 @@ class SshLogins:
     notify:  shows the user a line
     """
 
-    def __init__(self, limit_s: float, notify: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, limit_s: float, notify: Note = ignore) -> None:
         self.limit_s = limit_s
         self._config_by_path: dict[str, SshConfig] = {}
         self._known_hosts: dict[tuple[str, ...], KnownHostsFiles] = {}
@@ -370,10 +358,9 @@ class SshLogins:
         # Of an older paramiko: those of GSSAPI, which paramiko 5 lacks.
         unknown = arguments.keys() - inspect.signature(SSHClient.connect).parameters.keys()
         if unknown:
-            raise SshConfigError(
-                f"{login.name}: paramiko here has no {', '.join(sorted(unknown))}: correct "
-                "ssh_paramiko_connect_kwargs in the inventory"
-            )
+            lacking = f"paramiko here has no {', '.join(sorted(unknown))}"
+            advice = "correct ssh_paramiko_connect_kwargs in the inventory"
+            raise SshConfigError(f"{login.name}: {lacking}: {advice}")
         _patch_paramiko_sk_key_support()
         settings = client.settings = self.settings(login)
         for attempt in range(1, TRIES + 1):
@@ -455,10 +442,9 @@ class SshLogins:
             # The resolver raises the same for an unknown name.
             if not family or not resolve(socket.AF_UNSPEC, socket.SOCK_STREAM):
                 raise
-            raise SshConfigError(
-                f"{settings.name}: AddressFamily {family_name} of the ssh configuration here "
-                f"leaves {settings.hostname} no address"
-            ) from None
+            option = f"AddressFamily {family_name} of the ssh configuration here"
+            text = f"{settings.name}: {option} leaves {settings.hostname} no address"
+            raise SshConfigError(text) from None
         self._neighbours.add(str(addresses[0][4][0]))
         return [(address[0], address[4]) for address in addresses]
 
@@ -470,15 +456,10 @@ class SshLogins:
             raise SshConfigError(
                 f"{login.name}: ProxyJump of the ssh configuration goes in a circle"
             )
-        hop = Login(
-            host,
-            login.config,
-            user,
-            port,
-            extra_known_hosts=login.known_hosts or login.extra_known_hosts,
-            host_key_checking="yes" if login.host_key_checking == "yes" else "",
-            jumps=earlier_hops or None,
-        )
+        checking = "yes" if login.host_key_checking == "yes" else ""
+        hop = Login(host, login.config, user, port, host_key_checking=checking)
+        known_hosts = login.known_hosts or login.extra_known_hosts
+        hop = replace(hop, extra_known_hosts=known_hosts, jumps=earlier_hops or None)
         return self._jump_hosts.setdefault(hop, JumpHost(self, hop, new_route))
 
     def _host_key_policy(self, login: Login, settings: SshSettings) -> HostKeyPolicy:
@@ -491,9 +472,8 @@ class SshLogins:
             if login.extra_known_hosts:
                 files += (os.path.expanduser(login.extra_known_hosts),)
         if files not in self._known_hosts:
-            self._known_hosts[files] = KnownHostsFiles(
-                files, settings.paths("globalknownhostsfile")
-            )
+            global_files = settings.paths("globalknownhostsfile")
+            self._known_hosts[files] = KnownHostsFiles(files, global_files)
         strict = login.host_key_checking or settings.value("stricthostkeychecking")
         if not login.host_key_checking:
             # A user cannot answer questions about 1,000 nodes.
@@ -514,9 +494,8 @@ class SshLogins:
         client.known_hosts_file = policy.known_hosts.files[0] if policy.known_hosts.files else ""
 
         def bounded_transport(sock: Any, **options: Any) -> Any:
-            transport = (arguments.get("transport_factory") or connection.BoundedTransport)(
-                sock, **options
-            )
+            make = arguments.get("transport_factory") or connection.BoundedTransport
+            transport = make(sock, **options)
             connection.restrict_algorithms(transport, settings)
             if isinstance(transport, connection.BoundedTransport):
                 transport.host_key_order = policy.order(transport._preferred_keys)
@@ -527,13 +506,8 @@ class SshLogins:
         if set(arguments) & _PARAMIKO_LOGIN:
             del own_arguments["auth_strategy"]
         try:
-            client.connect(
-                settings.hostname,
-                port=settings.port,
-                username=settings.user,
-                sock=sock,
-                **{**arguments, **own_arguments},
-            )
+            own_arguments |= {"port": settings.port, "username": settings.user, "sock": sock}
+            client.connect(settings.hostname, **{**arguments, **own_arguments})
         finally:
             transport = client.get_transport()
             if transport is not None and transport.remote_version:

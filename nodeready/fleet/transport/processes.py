@@ -50,6 +50,7 @@ from nodeready.agent.asking import (
 from nodeready.agent.runtime import bug_text
 from nodeready.core.exit_codes import handle_signals
 from nodeready.core.outcome import FAILED, INTERRUPTED, LATE, Gap
+from nodeready.fleet.transport import Note
 
 _LENGTH = struct.Struct("!I")
 #: Bytes of one frame. An answer is at most `base.ANSWER_BYTES` and its standard error; the first
@@ -155,11 +156,8 @@ class Child:
             if pid:
                 self._is_reaped = True
                 self.signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-                return (
-                    f"was ended by signal {self.signal}"
-                    if self.signal
-                    else f"ended with exit status {os.WEXITSTATUS(status)}"
-                )
+                ended = f"ended with exit status {os.WEXITSTATUS(status)}"
+                return f"was ended by signal {self.signal}" if self.signal else ended
             if time.monotonic() > until:
                 return ""
             gevent.sleep(0.01)
@@ -201,9 +199,7 @@ class Pool:
     """
 
     def __init__(
-        self,
-        children: Sequence[Child],
-        on_frame: Callable[[Child, tuple[Any, ...] | None], None],
+        self, children: Sequence[Child], on_frame: Callable[[Child, tuple[Any, ...] | None], None]
     ) -> None:
         self.children, self._on_frame = children, on_frame
         self._readers = [gevent.spawn(self._read, child) for child in children]
@@ -400,9 +396,8 @@ class _RemoteChannel(NodeChannel):
         if self.error:
             return None
         # The child waits for limit_s, and may still have to connect.
-        replies = self._transport.ask_children(
-            [self._child], "read", self._name, limit_s, limit_s=limit_s + 60
-        )
+        ask, child = self._transport.ask_children, self._child
+        replies = ask([child], "read", self._name, limit_s, limit_s=limit_s + 60)
         if not replies:
             self.error = self._child.gone_reason or "no answer from the process that asks it"
             return None
@@ -416,9 +411,7 @@ class _RemoteChannel(NodeChannel):
 # --- The child's end, for a transport that works under gevent.
 
 
-def fork_transport(
-    nodes: Sequence[str], make_transport: Callable[[Callable[[str], None]], Transport]
-) -> Child:
+def fork_transport(nodes: Sequence[str], make_transport: Callable[[Note], Transport]) -> Child:
     """Fork a child that asks these nodes.
 
     make_transport: makes its transport in the child, with a function that shows the user a line

@@ -9,19 +9,16 @@ node, over srun's standard input and output.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from select import PIPE_BUF
 from typing import Any, cast
 
 import gevent
-from gevent import select, subprocess
-from gevent.queue import Empty, Queue
+from gevent import subprocess
+from gevent.queue import Empty, JoinableQueue, Queue
 
 from nodeready.agent.asking import (
     ANSWER_BYTES,
@@ -43,11 +40,12 @@ from nodeready.agent.asking import (
     new_nonce,
     node_of,
 )
-from nodeready.agent.local import READ_BYTES, LineChannel, as_root, sudo_error
+from nodeready.agent.local import LineChannel, as_root, sudo_error
 from nodeready.agent.runtime import bug_text
 from nodeready.core import shell
 from nodeready.core.outcome import FAILED, LOST, OUTPUT, TIMEOUT, UNREACHABLE, Gap
 from nodeready.fleet.inventory.nodeset import fold
+from nodeready.fleet.transport import Note, ignore
 from nodeready.fleet.transport.allocation import JobAllocation, allocate, release, unusable_nodes
 from nodeready.fleet.transport.connectors import PipedProgram
 
@@ -66,6 +64,7 @@ _INPUT = "NODEREADY_INPUT_"
 #: Maximum bytes of a variable, below the 128 KiB of one string of execve(2); maximum variables,
 #: which must all fit in a quarter of the stack.
 _PART, _PARTS = 120 << 10, 6
+OnAnswer = Callable[[str, Answer], object]  # gets each node's answer, once
 
 
 class Srun(Transport):
@@ -82,12 +81,7 @@ class Srun(Transport):
     one_text = True
 
     def __init__(
-        self,
-        job: JobAllocation,
-        notify: Callable[[str], None] = lambda text: None,
-        *,
-        works: bool = False,
-        sudo: bool = False,
+        self, job: JobAllocation, notify: Note = ignore, *, works: bool = False, sudo: bool = False
     ) -> None:
         super().__init__((*job.nodes, *job.refused))
         self.job, self.notify, self.works, self.sudo = job, notify, works, sudo
@@ -103,25 +97,23 @@ class Srun(Transport):
         """
         exchanges = exchanges_of(conversations)
         steps = _StepQueue(self)
+
+        def settle(key: Key) -> Outcomes[ResultT]:
+            if exchanges[key].is_over:
+                yield key, exchanges.pop(key).outcome
+            else:
+                steps.wait_for(key)
+
         try:
             for key, exchange in list(exchanges.items()):
                 exchange.start()
                 if not exchange.is_over and (reason := self.job.refused.get(node_of(key))):
                     exchange.end(Answer(gap=Gap(UNREACHABLE, reason)))
-                if exchange.is_over:
-                    yield key, exchanges.pop(key).outcome
-                else:
-                    steps.wait_for(key)
+                yield from settle(key)
             while exchanges:
-                answered = steps.next(exchanges, deadline)
-                if answered is None:
-                    continue
-                key, answer = answered
-                exchanges[key].answer(answer)
-                if exchanges[key].is_over:
-                    yield key, exchanges.pop(key).outcome
-                else:
-                    steps.wait_for(key)
+                if answered := steps.next(exchanges, deadline):
+                    exchanges[answered[0]].answer(answered[1])
+                    yield from settle(answered[0])
         except Empty:
             yield from end_all(exchanges, lambda key: late())
         except KeyboardInterrupt:
@@ -131,18 +123,7 @@ class Srun(Transport):
         finally:
             steps.end()
 
-    def begin_step(
-        self, waiting: Mapping[Key, Exchange[Any]], on_answer: Callable[[str, Answer], object]
-    ) -> _RunningStep:
-        """Start a step for the first of these conversations, and for all with the same question.
-
-        on_answer: gets each node's answer, once
-        """
-        keys = self._with_same_question(waiting)
-        first = cast("Request", waiting[next(iter(keys.values()))].request)
-        return _RunningStep(keys, gevent.spawn(self._run_step, first, tuple(keys), on_answer))
-
-    def _with_same_question(self, exchanges: Mapping[Key, Exchange[ResultT]]) -> dict[str, Key]:
+    def with_same_question(self, exchanges: Mapping[Key, Exchange[ResultT]]) -> dict[str, Key]:
         """Node -> its conversation, for those with the first one's question, in Slurm's order."""
         key_of: dict[str, Key] = {}
         first: tuple[object, ...] = ()
@@ -155,10 +136,8 @@ class Srun(Transport):
         order = {name: index for index, name in enumerate(self.job.nodes)}
         return dict(sorted(key_of.items(), key=lambda item: order.get(item[0], len(order))))
 
-    def _run_step(
-        self, request: Request, nodes: Sequence[str], on_answer: Callable[[str, Answer], object]
-    ) -> None:
-        """Ask these nodes, and wait for the answers. on_answer: gets each node's answer, once"""
+    def run_step(self, request: Request, nodes: Sequence[str], on_answer: OnAnswer) -> None:
+        """Ask these nodes, and wait for the answers."""
         unanswered = dict.fromkeys(nodes)
 
         def answer_once(name: str, answer: Answer) -> None:
@@ -171,9 +150,7 @@ class Srun(Transport):
             for name in unanswered:
                 on_answer(name, Answer(gap=Gap(FAILED, bug_text(error))))
 
-    def _ask(
-        self, request: Request, nodes: Sequence[str], on_answer: Callable[[str, Answer], None]
-    ) -> None:
+    def _ask(self, request: Request, nodes: Sequence[str], on_answer: OnAnswer) -> None:
         waiting = nodes
         # If a step fails to start on one node, srun ends it on all. If Slurm has lost a node, srun
         # starts no more tasks and ends those that run. Good nodes get a second try.
@@ -209,7 +186,7 @@ class Srun(Transport):
         return as_root(command, "") if self.sudo else command
 
     def _step(
-        self, request: Request, on_answer: Callable[[str, Answer], None], nodes: Sequence[str]
+        self, request: Request, on_answer: OnAnswer, nodes: Sequence[str]
     ) -> tuple[StepOutput, bool]:
         """A step's output, with options that this Slurm accepts; and whether srun ended itself."""
         while True:
@@ -247,11 +224,8 @@ class Srun(Transport):
         # Without --gres a step has the job's GPUs, and since 22.05 --overlap shares them. An older
         # Slurm makes it wait for the job's step: --immediate limits that wait. Without
         # --cpu-bind=none its task would have only one CPU.
-        resources = (
-            (f"--immediate={STARTING_S}", "--cpu-bind=none", "--mem=0")
-            if self.works
-            else self._gres
-        )
+        works = (f"--immediate={STARTING_S}", "--cpu-bind=none", "--mem=0")
+        resources = works if self.works else self._gres
         return [*self._options([node]), *resources, "--input=0", "sh", "-c", line]
 
     def _options(self, nodes: Sequence[str]) -> list[str]:
@@ -287,14 +261,6 @@ class Srun(Transport):
             program.close()
 
 
-@dataclass(frozen=True)
-class _RunningStep:
-    """A step that runs. keys: node that has not answered -> its conversation"""
-
-    keys: dict[str, Key]
-    greenlet: Any
-
-
 class _StepQueue:
     """The steps of one call of `Srun.converse`, and the conversations that wait for one."""
 
@@ -302,9 +268,10 @@ class _StepQueue:
         self._transport = transport
         self._waiting: dict[Key, None] = {}
         self._since = 0.0
-        self._steps: dict[int, _RunningStep] = {}
-        self._numbers = itertools.count()
-        self._answers: Queue[tuple[int, str, Answer]] = Queue()
+        # Of each running step: node that has not answered -> its conversation.
+        self._steps: list[dict[str, Key]] = []
+        self._greenlets: list[Any] = []
+        self._answers: Queue[tuple[dict[str, Key], str, Answer]] = Queue()
 
     def wait_for(self, key: Key) -> None:
         if not self._waiting:
@@ -324,29 +291,33 @@ class _StepQueue:
                 return None
             remaining_s = gather_s if remaining_s is None else min(remaining_s, gather_s)
         try:
-            number, name, answer = self._answers.get(timeout=remaining_s)
+            answered_step, name, answer = self._answers.get(timeout=remaining_s)
         except Empty:
             if deadline is not None and time.monotonic() >= deadline:
                 raise
             return None
-        key = self._steps[number].keys.pop(name)
-        if not self._steps[number].keys:
-            del self._steps[number]
+        key = answered_step.pop(name)
+        self._steps = [step for step in self._steps if step]
         return key, answer
 
     def _begin(self, exchanges: Mapping[Key, Exchange[Any]]) -> None:
-        number = next(self._numbers)
+        """Start a step for the first conversation, and for all with the same question."""
         waiting = {key: exchanges[key] for key in self._waiting}
-        step = self._transport.begin_step(
-            waiting, lambda name, answer: self._answers.put((number, name, answer))
-        )
-        self._steps[number] = step
-        for key in step.keys.values():
+        step = self._transport.with_same_question(waiting)
+        request = cast("Request", exchanges[next(iter(step.values()))].request)
+
+        def on_answer(name: str, answer: Answer) -> None:
+            self._answers.put((step, name, answer))
+
+        run = gevent.spawn(self._transport.run_step, request, tuple(step), on_answer)
+        self._greenlets.append(run)
+        self._steps.append(step)
+        for key in step.values():
             del self._waiting[key]
 
     def end(self) -> None:
         """End the steps, and nothing else of the job."""
-        gevent.killall([step.greenlet for step in self._steps.values()])
+        gevent.killall(self._greenlets)
 
 
 class OwnJob(Srun):
@@ -354,18 +325,13 @@ class OwnJob(Srun):
 
     nodes:   to allocate; those that Slurm cannot give now fail with its reason
     options: more options for salloc(1)
+    notify, how: as for `Srun`
     """
 
     def __init__(
-        self,
-        nodes: Iterable[str],
-        options: str = "",
-        notify: Callable[[str], None] = lambda text: None,
-        *,
-        works: bool = False,
-        sudo: bool = False,
+        self, nodes: Iterable[str], options: str = "", notify: Note = ignore, **how: bool
     ) -> None:
-        super().__init__(JobAllocation("", tuple(nodes)), notify, works=works, sudo=sudo)
+        super().__init__(JobAllocation("", tuple(nodes)), notify, **how)
         self._salloc_options = options
 
     def __enter__(self) -> OwnJob:
@@ -404,28 +370,34 @@ class _SrunStep:
 
     def _start(self) -> None:
         self._argv = self._transport.session_argv(self._node, self._line)
-        self._program = program = _SrunProgram(self._argv, environment=_environment())
+        self._program = _SrunProgram(self._argv, environment=_environment())
         self._step_output = StepOutput("", [self._node], lambda name, answer: None)
-        self._reading, self._unsent = [program.stdout, program.stderr], bytes(self._sent)
+        self._unsent: JoinableQueue[bytes] = JoinableQueue()
+        self._unsent.put(bytes(self._sent))
+        self._writer, self._errors = gevent.spawn(self._send), gevent.spawn(self._read_errors)
+
+    def _send(self) -> None:
+        while True:
+            # The task may have ended without reading its input: its output says why.
+            with contextlib.suppress(OSError):
+                self._program.write(self._unsent.get(), None)
+            self._unsent.task_done()
+
+    def _read_errors(self) -> None:
+        while data := self._program.read_errors():
+            self._step_output.add_error(data)
 
     def read(self, limit_s: float) -> bytes:
         """See Stream. Raises TimeoutError, OSError, and ValueError with why the step ended."""
         until = time.monotonic() + limit_s
-        while self._program.stdout in self._reading:
-            ready = self._wait(until)
-            if self._program.stderr in ready:
-                self._add_error()
-            if self._program.stdout in ready:
-                data = os.read(self._program.stdout.fileno(), READ_BYTES)
-                if data:
-                    self._has_output = True
-                    self._sent.clear()
-                    return data
-                self._reading.remove(self._program.stdout)
+        if data := self._program.read(limit_s):
+            self._has_output = True
+            self._sent.clear()
+            return data
         # srun's last error may come after its last output.
-        while self._program.stderr in self._reading:
-            self._wait(until)
-            self._add_error()
+        self._errors.join(max(0.0, until - time.monotonic()))
+        if not self._errors.ready():
+            raise TimeoutError
         if not self._has_output and self._drop_refused_option():
             self.close()
             self._start()
@@ -444,48 +416,20 @@ class _SrunStep:
         self._transport._run(trial, [*options, "--label", "sh", "-c", ":"], "", 1)
         return self._transport.drop_refused_option(trial, self._argv)
 
-    def _add_error(self) -> None:
-        data = os.read(self._program.stderr.fileno(), READ_BYTES)
-        self._step_output.add_error(data)
-        if not data:
-            self._reading.remove(self._program.stderr)
-
-    def _wait(self, until: float) -> list[Any]:
-        """The outputs that can be read; meanwhile, send the unsent input. Raises TimeoutError."""
-        while True:
-            writing = [self._program.stdin] if self._unsent else []
-            limit_s = max(0.0, until - time.monotonic())
-            ready, writable, _ = select.select(self._reading, writing, [], limit_s)
-            if writable:
-                # The task may have ended without reading its input: its output says why.
-                try:
-                    self._send_piece()
-                except OSError:
-                    self._unsent = b""
-            if ready:
-                return ready
-            if not writable:
-                raise TimeoutError
-
-    def _send_piece(self) -> None:
-        sent = os.write(self._program.stdin.fileno(), self._unsent[:PIPE_BUF])
-        self._unsent = self._unsent[sent:]
-
     def write(self, data: bytes, limit_s: float) -> None:
-        """See Stream. Raises TimeoutError, OSError. Until the task has begun, `read` sends it."""
-        self._unsent += data
+        """See Stream. Raises TimeoutError, OSError. It does not wait for the task to begin."""
         if not self._has_output:
             self._sent += data
+            self._unsent.put(data)
             return
         until = time.monotonic() + limit_s
-        while self._unsent:
-            remaining_s = max(0.0, until - time.monotonic())
-            if not select.select([], [self._program.stdin], [], remaining_s)[1]:
-                raise TimeoutError
-            self._send_piece()
+        if not self._unsent.join(limit_s):
+            raise TimeoutError
+        self._program.write(data, max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
         """End the task's input, which ends the task; otherwise srun ends the step."""
+        gevent.killall([self._writer, self._errors])
         with contextlib.suppress(OSError):
             self._program.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -512,11 +456,8 @@ def _from_environment(parts: int) -> str:
 
 def _environment() -> dict[str, str]:
     """Our environment without the options of srun in it (srun(1), INPUT ENVIRONMENT VARIABLES)."""
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if name == "SLURM_CONF" or not name.startswith(("SLURM", "SRUN_"))
-    }
+    foreign = [name for name in os.environ if name.startswith(("SLURM", "SRUN_"))]
+    variables = {n: v for n, v in os.environ.items() if n == "SLURM_CONF" or n not in foreign}
     return {**variables, "LC_ALL": "C"}
 
 
@@ -545,26 +486,21 @@ class StepOutput:
     nonce:     begins the two lines that `script` adds: the node's name, and the end of its answer;
                "": a step on one node whose lines have no labels
     nodes:     in Slurm's order
-    on_answer: gets each node's answer, once
     max_bytes: of an answer
     waiting:   the nodes that have not answered
     lost:      node that Slurm has lost -> the reason
     """
 
     def __init__(
-        self,
-        nonce: str,
-        nodes: Iterable[str],
-        on_answer: Callable[[str, Answer], None],
-        max_bytes: int = ANSWER_BYTES,
+        self, nonce: str, nodes: Iterable[str], on_answer: OnAnswer, max_bytes: int = ANSWER_BYTES
     ) -> None:
         self.nonce = nonce.encode()
         self.on_answer, self._max_bytes = on_answer, max_bytes
         self.waiting = dict.fromkeys(nodes)
         self.lost: Mapping[str, str] = {}
         self._node_of = tuple(self.waiting)
-        self.names: dict[bytes, str] = {}
-        self._texts: dict[bytes, bytearray] = {}
+        self.names: dict[int, str] = {}
+        self._texts: dict[int, bytearray] = {}
         self._unread = self._unread_errors = b""
         self._errors: dict[int, bytearray] = {}
 
@@ -577,10 +513,8 @@ class StepOutput:
         """Parse a piece of the step's output, each line with its task's label (srun --label)."""
         *rows, self._unread = (self._unread + data).split(b"\n")
         for row in rows:
-            label, separator, text = row.partition(b": ")
-            task = label.strip()
-            if separator and task.isdigit():
-                self._line(task, text)
+            if label := _LABEL.match(row):
+                self._line(int(label[1]), row[label.end() :])
 
     def add_error(self, data: bytes) -> None:
         """Parse a piece of standard error; keep the first lines of srun and of each task."""
@@ -604,7 +538,7 @@ class StepOutput:
         text = self._errors.get(task, bytearray()).decode("utf-8", "replace")
         return [row.strip() for row in text.splitlines() if row.strip()]
 
-    def _line(self, task: bytes, line: bytes) -> None:
+    def _line(self, task: int, line: bytes) -> None:
         words = line.split(b" ")
         if words[0] == self.nonce:
             if len(words) == 3 and words[1] == b"at":
@@ -621,12 +555,11 @@ class StepOutput:
             if task in self.names:
                 self._answer(self.names[task], Answer(gap=Gap(OUTPUT, "too much output")))
 
-    def _begin(self, task: bytes, name: str) -> None:
+    def _begin(self, task: int, name: str) -> None:
         """Handle the line with which a task names its node."""
-        number = int(task) if len(task) < 10 else len(self._node_of)
-        if task in self.names or number >= len(self._node_of):
+        if task in self.names or task >= len(self._node_of):
             return
-        node = self.names[task] = self._node_of[number]
+        node = self.names[task] = self._node_of[task]
         if name != node:
             error = f"its task answered as {name[:64]!a}: a task may answer only for its own node"
             self._answer(node, Answer(gap=Gap(OUTPUT, error)))

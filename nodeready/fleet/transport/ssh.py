@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
@@ -54,23 +54,8 @@ from nodeready.agent.local import LineChannel, Stream, as_root, judge_reply, pip
 from nodeready.agent.runtime import bug_text
 from nodeready.core import shell
 from nodeready.core.outcome import FAILED, HUNG, LOST, OUTPUT, UNREACHABLE, Gap
-from nodeready.fleet.transport import logins
+from nodeready.fleet.transport import Note, connectors, logins
 from nodeready.fleet.transport.connection import ENDLESS, sent_without_end
-from nodeready.fleet.transport.connectors import (
-    AnswerBuffer,
-    ChannelCommand,
-    MasterStream,
-    MasterUnavailable,
-    OutputTooLarge,
-    SshConnector,
-    SshStream,
-    connect,
-    reply_of,
-    session,
-    set_timeouts,
-    ssh_peer,
-    transport_of,
-)
 from nodeready.fleet.transport.processes import Child, WorkerTransport, fork_transport
 
 # --- The rights with which a command runs on a node: sudo to root, or another method of
@@ -97,14 +82,11 @@ def rights_of(host: Host) -> HostRights:
     global_arguments: Any = host.current_op_global_arguments
     if global_arguments is None:
         global_arguments = pop_global_arguments(host.state, host, {})[0]
-    arguments = {
-        key: global_arguments[key] for key in CONNECTOR_ARGUMENT_KEYS if key in global_arguments
-    }
-    sudo = bool(arguments.get("_sudo")) and not arguments.get("_sudo_user")
-    password = str(arguments.get("_sudo_password") or "") if sudo else ""
-    if sudo:
-        arguments.update(_sudo=False, _sudo_password=None)
-    return HostRights(sudo, password, arguments)
+    arguments = {k: global_arguments[k] for k in CONNECTOR_ARGUMENT_KEYS if k in global_arguments}
+    if not arguments.get("_sudo") or arguments.get("_sudo_user"):
+        return HostRights(False, "", arguments)
+    password = str(arguments.get("_sudo_password") or "")
+    return HostRights(True, password, {**arguments, "_sudo": False, "_sudo_password": None})
 
 
 def wrap_command(host: Host, command: str, arguments: dict[str, Any]) -> str:
@@ -120,12 +102,14 @@ def wrap_command(host: Host, command: str, arguments: dict[str, Any]) -> str:
 # --- Conversations with many nodes in parallel, each in a greenlet.
 
 
+#: For each conversation, a function that holds it from its first question to its end.
+Holders = Iterator[tuple[Key, Callable[[], None]]]
+
+
 class ParallelTransport(Transport):
     @abstractmethod
-    def holders(
-        self, exchanges: Mapping[Key, Exchange[ResultT]]
-    ) -> Iterator[tuple[Key, Callable[[], None]]]:
-        """For each conversation, a function that holds it from its first question to its end."""
+    def holders(self, exchanges: Mapping[Key, Exchange[ResultT]]) -> Holders:
+        """See Holders."""
 
     @abstractmethod
     def is_reached(self, key: Key) -> bool:
@@ -139,20 +123,17 @@ class ParallelTransport(Transport):
         jobs: list[Any] = []
         is_interrupted = False
 
-        def hold_to_end(exchange: Exchange[ResultT], hold: Callable[[], None]) -> None:
+        def hold_to_end(key: Key, hold: Callable[[], None]) -> None:
             try:
                 hold()
             except Exception as error:  # noqa: BLE001 - our bug fails only this node
-                exchange.end(Answer(gap=Gap(FAILED, bug_text(error))))
-
-        def note_end(key: Key, _: object) -> None:
-            ended_keys.put(key)
+                exchanges[key].end(Answer(gap=Gap(FAILED, bug_text(error))))
+            finally:
+                ended_keys.put(key)
 
         try:
             for key, hold in self.holders(dict(exchanges)):
-                job = gevent.spawn(hold_to_end, exchanges[key], hold)
-                job.link(partial(note_end, key))
-                jobs.append(job)
+                jobs.append(gevent.spawn(hold_to_end, key, hold))
             while exchanges:
                 remaining_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                 key = ended_keys.get(timeout=remaining_s)
@@ -187,25 +168,25 @@ def _run(
     if isinstance(connector, SSHConnector):
         data, mark = command.stdin.encode("utf-8", "surrogateescape"), request.mark.encode()
         words = wrap_command(host, command.line, arguments)
-        if isinstance(connector, SshConnector) and connector.master:
-            buffer = AnswerBuffer(mark, request.max_bytes)
+        if isinstance(connector, connectors.SshConnector) and connector.master:
+            buffer = connectors.AnswerBuffer(mark, request.max_bytes)
             try:
-                stream = MasterStream(connector, words, separate_errors=True)
+                stream = connectors.MasterStream(connector, words, separate_errors=True)
                 with contextlib.closing(stream):
-                    return reply_of(stream, data, buffer)
-            except MasterUnavailable:
+                    return connectors.reply_of(stream, data, buffer)
+            except connectors.MasterUnavailable:
                 connector.deadline = logins.PausableDeadline(CONNECT_TIMEOUT_S)
                 with connector.deadline:
                     connector.connect_directly()
-        buffer = AnswerBuffer(mark, request.max_bytes)
-        with session(host) as channel:
-            return reply_of(ChannelCommand(channel, words, buffer.max_bytes), data, buffer)
+        buffer = connectors.AnswerBuffer(mark, request.max_bytes)
+        with connectors.session(host) as channel:
+            running = connectors.ChannelCommand(channel, words, buffer.max_bytes)
+            return connectors.reply_of(running, data, buffer)
     if isinstance(connector, LocalConnector):
         wrapped = shell.ShellCommand(wrap_command(host, command.line, arguments), command.stdin)
         return local.run(wrapped, request.limit_s, request.max_bytes)
-    ok, output = host.run_shell_command(
-        StringCommand(command.line), **{**arguments, "_stdin": command.stdin}
-    )
+    how = {**arguments, "_stdin": command.stdin}
+    ok, output = host.run_shell_command(StringCommand(command.line), **how)
     return Answer(output.stdout, output.stderr, rc=0 if ok else 1)
 
 
@@ -223,7 +204,7 @@ def ask_host(host: Host, request: Request, tag: str, rights: HostRights | None =
             answer = _run(host, command, request, rights.arguments)
     except (gevent.Timeout, TimeoutError):
         return Answer(gap=Gap(HUNG, f"no answer in {limit_s} s"))
-    except OutputTooLarge as problem:
+    except connectors.OutputTooLarge as problem:
         first = problem.data[:40].decode("utf-8", "replace")
         return Answer(gap=Gap(OUTPUT, f"{problem}, beginning with {first!r}"))
     except (PyinfraError, SSHException, OSError, EOFError) as problem:
@@ -233,7 +214,7 @@ def ask_host(host: Host, request: Request, tag: str, rights: HostRights | None =
     if answer.gap is not None:
         return answer
     if answer.rc is None and _is_connection_lost(host):
-        reason = f": {ENDLESS}" if sent_without_end(transport_of(host)) else ""
+        reason = f": {ENDLESS}" if sent_without_end(connectors.transport_of(host)) else ""
         if jump_error := _jump_host_error(host):
             reason = f" ({jump_error})"
         return replace(answer, seconds=seconds, gap=Gap(LOST, f"connection lost{reason}"))
@@ -242,7 +223,7 @@ def ask_host(host: Host, request: Request, tag: str, rights: HostRights | None =
 
 def _is_connection_lost(host: Host) -> bool:
     """Whether the whole connection ended, not only the command."""
-    transport = transport_of(host)
+    transport = connectors.transport_of(host)
     if transport is None:
         return False
     # paramiko's reader closes the channels before it marks the transport as ended.
@@ -281,8 +262,8 @@ class NodeConnection:
             if self.failure is not None and not again:
                 return self.failure
             if not self.host.connected:
-                self.failure = connect(self.host)
-                self.peer = ssh_peer(self.host) if self.failure is None else None
+                self.failure = connectors.connect(self.host)
+                self.peer = connectors.ssh_peer(self.host) if self.failure is None else None
             else:
                 self.failure = None
             if self.failure is None and self.rights is None:
@@ -380,9 +361,7 @@ class ConnectedHosts(ParallelTransport):
         node.rights = rights
         return True
 
-    def holders(
-        self, exchanges: Mapping[Key, Exchange[ResultT]]
-    ) -> Iterator[tuple[Key, Callable[[], None]]]:
+    def holders(self, exchanges: Mapping[Key, Exchange[ResultT]]) -> Holders:
         connecting: dict[str, Event] = {}
         for key, exchange in exchanges.items():
             name = node_of(key)
@@ -435,11 +414,9 @@ class ConnectedHosts(ParallelTransport):
             exchange.start()
             while not exchange.is_over:
                 assert exchange.request is not None
-                answer = (
-                    Answer(gap=failure)
-                    if failure
-                    else ask_host(node.host, exchange.request, self.tag, node.rights)
-                )
+                answer = Answer(gap=failure)
+                if not failure:
+                    answer = ask_host(node.host, exchange.request, self.tag, node.rights)
                 if is_kept and answer.has_gap(LOST) and exchange.request.reads:
                     is_kept = False
                     _disconnect(node.host)
@@ -452,19 +429,21 @@ class ConnectedHosts(ParallelTransport):
         node = self._connections[request.node]
         failure = node.connect() if self._slots.enter(node, wait=False) else _NO_DESCRIPTOR
         rights = node.rights or HostRights(False, "", {})
-        command = rights.apply(
-            shell.command(request.script, request.limit_s, self.tag, request.payload)
-        )
+        script, limit_s, payload = request.script, request.limit_s, request.payload
+        command = rights.apply(shell.command(script, limit_s, self.tag, payload))
 
         def open_stream() -> Stream:
             if failure is not None:
                 raise ValueError(failure.reason)
             with ctx_host.use(node.host):
                 words = wrap_command(node.host, command.line, rights.arguments)
-            if isinstance(node.host.connector, SshConnector) and node.host.connector.master:
-                return MasterStream(node.host.connector, words)
+            if (
+                isinstance(node.host.connector, connectors.SshConnector)
+                and node.host.connector.master
+            ):
+                return connectors.MasterStream(node.host.connector, words)
             if isinstance(node.host.connector, SSHConnector):
-                return SshStream(node.host, words)
+                return connectors.SshStream(node.host, words)
             if isinstance(node.host.connector, LocalConnector):
                 return piped(words)
             raise ValueError("needs ssh")
@@ -480,9 +459,8 @@ class ConnectedHosts(ParallelTransport):
         return LineChannel(open_counted_stream, command.stdin, request.mark, sudo=rights.sudo)
 
     def ssh_peers(self) -> Mapping[str, SshPeer]:
-        peers = {
-            name: node.peer or ssh_peer(node.host) for name, node in self._connections.items()
-        }
+        connections = self._connections.items()
+        peers = {name: node.peer or connectors.ssh_peer(node.host) for name, node in connections}
         return {name: peer for name, peer in peers.items() if peer is not None}
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
@@ -521,16 +499,14 @@ class SshTransport(ConnectedHosts):
         config: Config | None = None,
         run: str = "",
         *,
-        notify: Callable[[str], None] | None = None,
+        notify: Note | None = None,
     ) -> None:
-        set_timeouts(inventory)
+        connectors.set_timeouts(inventory)
         super().__init__(hosts, run)
         notify = notify or _warn
         parallel = max(1, min(len(self.nodes), MAX_PARALLEL))
-        if any(
-            issubclass(node.host.connector_cls, SSHConnector)
-            for node in self._connections.values()
-        ):
+        kinds = {node.host.connector_cls for node in self._connections.values()}
+        if any(issubclass(kind, SSHConnector) for kind in kinds):
             self._slots, parallel = _connection_slots(len(self.nodes), parallel, notify)
             self._parallel = BoundedSemaphore(parallel)
         config = config or Config()
@@ -538,7 +514,7 @@ class SshTransport(ConnectedHosts):
         self._state = State(inventory, config, check_for_changes=False)
         self._ssh_logins = logins.SshLogins(CONNECT_TIMEOUT_S, notify)
         for node in self._connections.values():
-            if isinstance(node.host.connector, SshConnector):
+            if isinstance(node.host.connector, connectors.SshConnector):
                 node.host.connector.ssh_logins = self._ssh_logins
 
     def __enter__(self) -> SshTransport:
@@ -565,9 +541,7 @@ def _warn(line: str) -> None:
     print(f"nodeready: {line}", file=sys.stderr)
 
 
-def _connection_slots(
-    nodes: int, parallel: int, notify: Callable[[str], None]
-) -> tuple[ConnectionSlots, int]:
+def _connection_slots(nodes: int, parallel: int, notify: Note) -> tuple[ConnectionSlots, int]:
     """Room for as many nodes as there are file descriptors, and how many to ask at once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used_count = len(os.listdir("/proc/self/fd")) + _OTHER_DESCRIPTORS
@@ -581,10 +555,8 @@ def _connection_slots(
         return ConnectionSlots(nodes + 1), parallel
     maximum = max(1, (soft - used_count) // _DESCRIPTORS_PER_NODE)
     if maximum < parallel:
-        notify(
-            f"{maximum} nodes at once and not {parallel}: this machine allows {soft} open files; "
-            f"raise the limit (ulimit -n {needed})"
-        )
+        few = f"{maximum} nodes at once and not {parallel}: this machine allows {soft} open files"
+        notify(f"{few}; raise the limit (ulimit -n {needed})")
     return ConnectionSlots(maximum), min(parallel, maximum)
 
 
@@ -603,20 +575,17 @@ class ShardedSsh(WorkerTransport):
         _warn(text)
 
     def start(self) -> list[Child]:
-        children: list[Child] = []
-        for index in range(self._count):
+        def fork_share(index: int) -> Child:
             share = self._hosts[index :: self._count]
-            names = [str(host.name) for host in share]
 
-            def make_transport(
-                note: Callable[[str], None], share: Sequence[Host] = share, index: int = index
-            ) -> Transport:
+            def make_transport(note: Note) -> Transport:
                 # Only the first one warns about this machine.
                 notify = (lambda line: None) if index else note
                 return SshTransport(self._inventory, share, self._config, self.run, notify=notify)
 
-            children.append(fork_transport(names, make_transport))
-        return children
+            return fork_transport([str(host.name) for host in share], make_transport)
+
+        return [fork_share(index) for index in range(self._count)]
 
 
 def _disconnect(host: Host) -> None:

@@ -131,14 +131,14 @@ class SshConfigError(ConnectError):
     """A node cannot be reached, for the reason in the message."""
 
 
-def _home() -> str:
-    return os.path.expanduser("~")
-
-
 def expand(text: str, tokens: Mapping[str, str]) -> str:
     """A path or a command of ssh_config, with ``~``, ``%h`` and ``${NAME}`` expanded."""
     text = _TOKEN.sub(lambda match: tokens.get(match[1], match[0]), os.path.expanduser(text))
     return _VARIABLE.sub(lambda match: os.environ.get(match[1], match[0]), text)
+
+
+#: Keyword in lower case -> its values.
+SshValues = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ class SshSettings:
     hostname: str
     user: str
     port: int
-    # keyword in lower case -> its values; the tokens of identities and agents are not expanded
-    values: Mapping[str, tuple[str, ...]]
+    # the tokens of identities and agents are not expanded
+    values: SshValues
     # the keywords whose values differ from ssh's defaults
     changed_keys: frozenset[str] = frozenset()
 
@@ -161,21 +161,25 @@ class SshSettings:
 
     def paths(self, key: str) -> tuple[str, ...]:
         tokens = self.tokens()
-        return tuple(
-            expand(value, tokens) for value in self.values.get(key, ()) if value != "none"
-        )
+        values = self.values.get(key, ())
+        return tuple(expand(value, tokens) for value in values if value != "none")
 
     def tokens(self, jump: bool = True) -> dict[str, str]:
         """ssh_config(5), TOKENS. jump: %C includes the jump host, as in newer ssh"""
         local = socket.gethostname()
         values = {
             "h": self.hostname, "n": self.name, "p": str(self.port), "r": self.user,
-            "u": pwd.getpwuid(os.getuid()).pw_name, "i": str(os.getuid()), "d": _home(),
+            "u": pwd.getpwuid(os.getuid()).pw_name, "i": str(os.getuid()),
+            "d": os.path.expanduser("~"),
             "l": local, "L": local.partition(".")[0], "%": "%",
             "k": self.value("hostkeyalias") or self.name, "j": self.value("proxyjump"),
         }  # fmt: skip
         parts = local + self.hostname + str(self.port) + self.user + (values["j"] if jump else "")
         return {**values, "C": hashlib.sha1(parts.encode()).hexdigest()}
+
+
+#: Settings of one name, and the template of each value that depends on the name.
+SharedSettings = tuple[SshSettings, Mapping[str, str]]
 
 
 class SshConfig:
@@ -190,16 +194,15 @@ class SshConfig:
         self._env = {**os.environ, "PATH": shell.search_path()}
         self._ssh = shell.find_program("ssh")
         sources = [(self.file, _USER_CONFIG[1])] if file else [_USER_CONFIG, _SYSTEM_CONFIG]
-        self._lines = [
-            line for name, base in sources for line in ssh_lines(os.path.expanduser(name), base)
-        ]
+        paths = [(os.path.expanduser(name), base) for name, base in sources]
+        self._lines = [line for path, base in paths for line in ssh_lines(path, base)]
         # ssh uses the home of the user's account, not $HOME.
-        self._has_other_home = _home() != pwd.getpwuid(os.getuid()).pw_dir
+        self._has_other_home = os.path.expanduser("~") != pwd.getpwuid(os.getuid()).pw_dir
         self._config_number: int | None = None
         self._config_rows: list[str] = []
-        self._settings_by_key: dict[Any, tuple[SshSettings, Mapping[str, str]] | None] = {}
+        self._settings_by_key: dict[Any, SharedSettings | None] = {}
         self._locks: dict[Any, BoundedSemaphore] = {}
-        self._defaults: Mapping[str, tuple[str, ...]] | None = None
+        self._defaults: SshValues | None = None
         self._index()
 
     def _index(self) -> None:
@@ -212,9 +215,7 @@ class SshConfig:
         self._other_criteria: set[tuple[str, ...]] = set()
         indexed: set[str] = set()
         for index, line in enumerate(self._lines):
-            name_criteria = tuple(
-                criterion for criterion in line.when if criterion.startswith("originalhost ")
-            )
+            name_criteria = tuple(text for text in line.when if text.startswith("originalhost "))
             if len(name_criteria) < len(line.when):
                 self._other_criteria.add(name_criteria)
             elif line.when:
@@ -235,18 +236,13 @@ class SshConfig:
     def _active(self, name: str) -> list[int] | None:
         """The lines that apply to the name; None: only ssh can tell."""
         matching = {*self._criteria_by_name.get(name, ())}
-        matching |= {
-            criterion for criterion, patterns in self._glob_criteria if matches(patterns, name)
-        }
+        matching |= {name_of for name_of, globs in self._glob_criteria if matches(globs, name)}
         if name != name.lower() or any(
             matching.issuperset(criteria) for criteria in self._other_criteria
         ):
             return None
-        indexes = [
-            index
-            for criterion in matching
-            for index in self._lines_by_criterion.get(criterion, ())
-        ]
+        lines_of = self._lines_by_criterion
+        indexes = [index for criterion in matching for index in lines_of.get(criterion, ())]
         indexes = [index for index in indexes if matching.issuperset(self._lines[index].when)]
         return sorted([*self._unconditional, *indexes])
 
@@ -265,9 +261,8 @@ class SshConfig:
             lines = [self._lines[index] for index in active]
             first = next((line.value for line in lines if line.keyword == "hostname"), "%h")
             texts = tuple(line.text for line in lines if line.keyword != "hostname")
-            shared = self._cached_settings(
-                (texts, first == "%h", user, port), name, user, port, lines
-            )
+            key = (texts, first == "%h", user, port)
+            shared = self._cached_settings(key, name, user, port, lines)
             if shared is not None:
                 return _settings_for(shared, name, first)
         answer = self._cached_settings((name, user, port), name, user, port, [])
@@ -276,7 +271,7 @@ class SshConfig:
 
     def _cached_settings(
         self, key: Any, name: str, user: str, port: int, lines: list[Any]
-    ) -> tuple[SshSettings, Mapping[str, str]] | None:
+    ) -> SharedSettings | None:
         """The settings for this key, asked for once; None: they apply only to this name."""
         if key not in self._settings_by_key:
             with self._locks.setdefault(key, BoundedSemaphore()):
@@ -298,35 +293,27 @@ class SshConfig:
         if "userknownhostsfile" not in changed:
             # From $HOME, as all other defaults.
             values["userknownhostsfile"] = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
-        return SshSettings(
-            name,
-            values.get("hostname", (name,))[0],
-            values.get("user", ("",))[0],
-            int(values.get("port", ("22",))[0]),
-            values,
-            frozenset(changed),
-        )
+        hostname, user = values.get("hostname", (name,))[0], values.get("user", ("",))[0]
+        port = int(values.get("port", ("22",))[0])
+        return SshSettings(name, hostname, user, port, values, frozenset(changed))
 
     def _config_path(self) -> str:
         """The file for `ssh -F`; "": ssh's default files."""
         if not self._has_other_home:
             return self.file
         if self._config_number is None:
-            rows = self._config_rows
-            criteria = None
+            rows, criteria, home = self._config_rows, None, os.path.expanduser("~/")
             for line in self._lines:
                 if line.when != criteria:
                     criteria = line.when
                     rows.append("Match " + (" ".join(criteria) or "all"))
-                rows.append(re.sub(r"(?<![^\s\"=,])~/", lambda _: f"{_home()}/", line.text))
+                rows.append(re.sub(r"(?<![^\s\"=,])~/", lambda _: home, line.text))
             self._config_number = os.memfd_create("ssh_config", os.MFD_CLOEXEC)
             with open(self._config_number, "wb", closefd=False) as file:
                 file.write("".join(f"{row}\n" for row in rows).encode("utf-8", "surrogateescape"))
         return f"/proc/{os.getpid()}/fd/{self._config_number}"
 
-    def _run_ssh_g(
-        self, name: str, user: str, port: int, file: str
-    ) -> Mapping[str, tuple[str, ...]]:
+    def _run_ssh_g(self, name: str, user: str, port: int, file: str) -> SshValues:
         words = [self._ssh or "ssh", "-G", *(["-F", file] if file else [])]
         words += ["-l", user] if user else []
         words += ["-p", str(port)] if port else []
@@ -366,22 +353,17 @@ class SshConfig:
     def _without_ssh(self, name: str, user: str, port: int) -> SshSettings:
         """The settings by pyinfra's simpler parser: this machine has no ssh."""
         read = get_ssh_config(self.file or None)
-        values: dict[str, tuple[str, ...]] = {
-            "identityfile": tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519")),
-            "userknownhostsfile": ("~/.ssh/known_hosts",),
-        }
+        keys = tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519"))
+        values: dict[str, tuple[str, ...]] = {"identityfile": keys}
+        values["userknownhostsfile"] = ("~/.ssh/known_hosts",)
         config = read.lookup(name) if read is not None else {}
         for key, value in config.items():
             values[key] = tuple(value) if isinstance(value, list) else (value,)
         values["userknownhostsfile"] = tuple(_words(" ".join(values["userknownhostsfile"])))
-        return SshSettings(
-            name,
-            values.get("hostname", (name,))[0],
-            user or values.get("user", (getpass.getuser(),))[0],
-            port or int(values.get("port", ("22",))[0]),
-            values,
-            frozenset(config),
-        )
+        hostname = values.get("hostname", (name,))[0]
+        user = user or values.get("user", (getpass.getuser(),))[0]
+        port = port or int(values.get("port", ("22",))[0])
+        return SshSettings(name, hostname, user, port, values, frozenset(config))
 
 
 def _words(text: str) -> list[str]:
@@ -391,9 +373,7 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
-def _name_templates(
-    settings: SshSettings, lines: list[Any]
-) -> tuple[SshSettings, Mapping[str, str]] | None:
+def _name_templates(settings: SshSettings, lines: list[Any]) -> SharedSettings | None:
     """The settings, and a template for each value that depends on the name; None: unknown."""
     first: dict[str, str] = {}
     for line in lines:
@@ -403,15 +383,13 @@ def _name_templates(
         printed = " ".join(settings.values.get(key, ()))
         if "%" not in raw or key == "hostname" or printed == raw or key in _UNEXPANDED:
             continue
-        matching = [
-            jump for jump in (True, False) if expand(raw, settings.tokens(jump)) == printed
-        ]
+        expanded = {jump: expand(raw, settings.tokens(jump)) for jump in (True, False)}
+        matching = [jump for jump, text in expanded.items() if text == printed]
         if not matching:
             return None
         templates[key] = raw if matching[0] else f"\0{raw}"
-    hostname = expand(
-        first.get("hostname", "%h"), {"h": settings.name, "n": settings.name, "%": "%"}
-    )
+    tokens = {"h": settings.name, "n": settings.name, "%": "%"}
+    hostname = expand(first.get("hostname", "%h"), tokens)
     return (settings, templates) if not lines or hostname == settings.hostname else None
 
 
@@ -419,9 +397,7 @@ def _name_templates(
 _UNEXPANDED = frozenset({"identityfile", "certificatefile", "proxycommand", "remotecommand"})
 
 
-def _settings_for(
-    shared: tuple[SshSettings, Mapping[str, str]], name: str, hostname: str
-) -> SshSettings:
+def _settings_for(shared: SharedSettings, name: str, hostname: str) -> SshSettings:
     """The settings for this name, from those of another name to which the same lines apply."""
     settings, templates = shared
     host = expand(hostname, {"h": name, "n": name, "%": "%"})

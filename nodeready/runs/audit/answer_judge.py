@@ -22,14 +22,7 @@ from nodeready.core.policy import Policy
 from nodeready.core.probe_script import parse_answer, unpack
 from nodeready.core.result import ALONE, FleetFacts, Result
 from nodeready.runs.audit.measures import JUDGED, Bounds, find_bounds
-from nodeready.subjects import snapshot
-from nodeready.subjects.context import (
-    CounterSample,
-    addresses_of,
-    boot_id_of,
-    earlier_counters,
-    identity_of,
-)
+from nodeready.subjects import context, snapshot
 from nodeready.subjects.registry import COUNTING, NEEDS_FLEET, PROBES, SUBJECTS
 from nodeready.subjects.snapshot import SHARED_NONCE, Snapshot, judge, shown_facts
 
@@ -79,12 +72,9 @@ def _in_group(group: str, facts: Mapping[str, Facts]) -> Iterator[Outlier]:
             total = sum(counts.values())
             if total < _MIN_PEERS or count * 2 <= total:
                 continue
-            differs = sorted(
-                (number, subject_facts[fact])
-                for subject_facts, numbers in kinds.values()
-                if fact in subject_facts and subject_facts[fact] != majority
-                for number in numbers
-            )
+            pairs = [(row[fact], numbers) for row, numbers in kinds.values() if fact in row]
+            odd = [(value, numbers) for value, numbers in pairs if value != majority]
+            differs = sorted((number, value) for value, numbers in odd for number in numbers)
             if differs:
                 values = {names[number]: value for number, value in differs}
                 yield Outlier(f"{subject}.{fact}", group, majority, count, values)
@@ -302,10 +292,8 @@ class AnswerJudge:
         """Read an answer and judge what needs no fleet; only the bounds of the node's earlier
         answer where this one is within them.
         """
-        probes, settings = (
-            tuple([PROBE_OF[subject] for subject in subjects]),
-            self.policies[policy],
-        )
+        probes = tuple([PROBE_OF[subject] for subject in subjects])
+        settings = self.policies[policy]
 
         def statuses(text: bytes) -> list[str]:
             outputs = parse_answer(text, snapshot.sections(probes), SHARED_NONCE)
@@ -338,14 +326,12 @@ class AnswerJudge:
                 unjudged[subject] = self._pack(observed.subjects[subject])
             elif subject in NUMBER_OF:
                 self._add(rows, subject, self._judge_alone(observed, subject, policy))
-        record = (*rows, unjudged, dict(observed.refused), boot_id_of(observed))
+        record = (*rows, unjudged, dict(observed.refused), context.boot_id_of(observed))
         needs_identity = self.policies[policy].ssh_client_mode == "known_hosts"
-        return AnswerSummary(
-            self._write(pickle.dumps(record, 5)),
-            addresses_of(observed),
-            any(name in observed.subjects for name in COUNTING),
-            identity_of(observed) if needs_identity else None,
-        )
+        place, addresses = self._write(pickle.dumps(record, 5)), context.addresses_of(observed)
+        has_counters = any(name in observed.subjects for name in COUNTING)
+        identity = context.identity_of(observed) if needs_identity else None
+        return AnswerSummary(place, addresses, has_counters, identity)
 
     def _judge_alone(self, observed: Snapshot, subject: str, policy: int) -> _JudgedSubject:
         """Judge a subject that needs no fleet; equal observations are judged once."""
@@ -376,12 +362,10 @@ class AnswerJudge:
             ):
                 part = None if text is None else SharedPart(self.number, *self._write(text))
                 sections.append((name, digest, part))
-        return _JudgedSubject(
-            tuple([self.results.code(result, result) for result in results]),
-            self.compared.code((subject, key_of(facts)), facts) if facts else None,
-            self.facts_text(shown) if self.facts_text else "",
-            sections,
-        )
+        codes = tuple([self.results.code(result, result) for result in results])
+        code = self.compared.code((subject, key_of(facts)), facts) if facts else None
+        facts_text = self.facts_text(shown) if self.facts_text else ""
+        return _JudgedSubject(codes, code, facts_text, sections)
 
     def _add(self, rows: _Rows, subject: str, judged: _JudgedSubject) -> None:
         results, facts, texts, sections = rows
@@ -394,15 +378,11 @@ class AnswerJudge:
 
     def _state(self, sections: list[_KeptSection], boot_id: str) -> StateRecord:
         """Write the state of a node. Without the id of its boot, totals mean nothing."""
-        sections = sorted(
-            section for section in sections if boot_id or not section[0].endswith(_COUNTERS)
-        )
+        sections = sorted(s for s in sections if boot_id or not s[0].endswith(_COUNTERS))
         joined = b"".join(name.encode() + digest for name, digest, _ in sections)
-        return StateRecord(
-            hashlib.blake2b(joined, digest_size=16).digest(),
-            tuple(name[: -len(_COUNTERS)] for name, _, _ in sections if name.endswith(_COUNTERS)),
-            self._write(pickle.dumps(sections, 5)),
-        )
+        digest = hashlib.blake2b(joined, digest_size=16).digest()
+        counted = tuple(n[: -len(_COUNTERS)] for n, _, _ in sections if n.endswith(_COUNTERS))
+        return StateRecord(digest, counted, self._write(pickle.dumps(sections, 5)))
 
     # --- The file.
 
@@ -422,12 +402,10 @@ class AnswerJudge:
         packed = self._place_or_value(observation)
         if packed is not observation or not is_dataclass(observation):
             return packed
-        fields = {
-            name: self._place_or_value(value)
-            if isinstance(value, _LARGE_TYPES) or is_dataclass(value)
-            else value
-            for name, value in vars(observation).items()
-        }
+        fields = {}
+        for name, value in vars(observation).items():
+            is_large = isinstance(value, _LARGE_TYPES) or is_dataclass(value)
+            fields[name] = self._place_or_value(value) if is_large else value
         return _PackedObservation(type(observation), fields)
 
     def _place_or_value(self, value: Any) -> Any:
@@ -455,9 +433,8 @@ class AnswerJudge:
         if isinstance(packed, _PackedObservation):
             observation: Any = object.__new__(packed.kind)
             for name, value in packed.fields.items():
-                vars(observation)[name] = (
-                    self._unpack(value) if isinstance(value, SharedPart) else value
-                )
+                is_shared = isinstance(value, SharedPart)
+                vars(observation)[name] = self._unpack(value) if is_shared else value
             return observation
         return packed
 
@@ -476,7 +453,9 @@ class AnswerJudge:
             known_hosts=None if node.known_hosts is None else self.shared[node.known_hosts],
             host_key=node.host_key,
             gate_files=None if node.gate_files is None else self.shared[node.gate_files],
-            counters=earlier_counters(CounterSample.parse(earlier), boot_id, self.moment),
+            counters=context.earlier_counters(
+                context.CounterSample.parse(earlier), boot_id, self.moment
+            ),
         )
         for subject in unjudged:
             self._add(rows, subject, self._judge(observed, subject, node.policy, fleet))

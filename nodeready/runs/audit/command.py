@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nodeready import __version__
@@ -20,13 +21,7 @@ from nodeready.core.policy import AUDIT, GATE, digest
 from nodeready.core.text import counted, sanitise, utc_now
 from nodeready.fleet.inventory.nodeset import folded
 from nodeready.runs import targets
-from nodeready.runs.audit.recorded import (
-    OF_VERDICTS,
-    RecordedQuestion,
-    assign_to_nodes,
-    directory_records,
-    reports,
-)
+from nodeready.runs.audit import recorded
 from nodeready.runs.audit.workers import AuditWorkers
 from nodeready.runs.memory.kept_looks import LookKeeper
 from nodeready.runs.options import AuditOptions
@@ -206,7 +201,7 @@ def recorded_audit(inventory: str, options: AuditOptions, tell: Tell) -> tuple[A
     at_gate = {id(policy): policy.at(GATE) for policy in policies.values()}.values()
     selection = select(at_gate, options.only, options.skip)
     if not any(
-        check in OF_VERDICTS or SUBJECTS[check.partition(".")[0]].judged_on_node
+        check in recorded.OF_VERDICTS or SUBJECTS[check.partition(".")[0]].judged_on_node
         for check in selection.checks
     ):
         raise Refused("--only: no node judges its own gate: ask the nodes, without --recorded")
@@ -216,21 +211,15 @@ def recorded_audit(inventory: str, options: AuditOptions, tell: Tell) -> tuple[A
             names = *node_endpoint.names, os.uname().nodename
             endpoints[name] = node_endpoint._replace(names=names)
     try:
-        recorded_verdicts = directory_records(directory, len(policies), options.timeout)
+        recorded_verdicts = recorded.directory_records(directory, len(policies), options.timeout)
     except SourceError as problem:
         raise Refused(str(problem), FAILED_CODE) from None
-    verdicts, strangers = assign_to_nodes(recorded_verdicts, Names(endpoints))
-    node_reports, about = reports(
-        verdicts,
-        RecordedQuestion(policies, node_policy, selection, __version__),
-        lambda name: distinguishing_groups(loaded, name),
-        sanitise(directory, 200),
-        time.time(),
-    )
+    verdicts, strangers = recorded.assign_to_nodes(recorded_verdicts, Names(endpoints))
+    question = recorded.RecordedQuestion(policies, node_policy, selection, __version__)
+    groups, place = partial(distinguishing_groups, loaded), sanitise(directory, 200)
+    node_reports, about = recorded.reports(verdicts, question, groups, place, time.time())
     if strangers:
-        tell.note(
-            f"verdicts of {counted(len(strangers), 'host')} that are no node of the inventory: "
-            f"{folded(strangers)}"
-        )
+        count, hosts = counted(len(strangers), "host"), folded(strangers)
+        tell.note(f"verdicts of {count} that are no node of the inventory: {hosts}")
     audit = Audit(started, utc_now(), digest(policies.values()), node_reports, recorded=about)
     return audit, Targets(Local(), policies, loaded)

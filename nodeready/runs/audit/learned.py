@@ -103,10 +103,8 @@ def majority(snapshots: Mapping[str, Snapshot]) -> list[LearnedSetting]:
         if setting_kind(key).named:
             setting = _table(key, values)
         else:
-            countable = {
-                node: tuple(value) if isinstance(value, list) else value
-                for node, value in values.items()
-            }
+            pairs = values.items()
+            countable = {node: tuple(v) if isinstance(v, list) else v for node, v in pairs}
             value, note = _majority(countable)
             setting = LearnedSetting(key, value, [note])
         _drop_invalid(setting)
@@ -158,11 +156,8 @@ def _learned(subject: Subject, snapshot: Snapshot) -> Mapping[str, Any]:
 def read_settings(text: str) -> dict[str, Any]:
     """The settings of a group_data file of `learn`, without running it. Raises ValueError."""
     try:
-        return {
-            ast.unparse(statement.targets[0]): ast.literal_eval(statement.value)
-            for statement in ast.parse(text).body
-            if isinstance(statement, ast.Assign)
-        }
+        rows = (row for row in ast.parse(text).body if isinstance(row, ast.Assign))
+        return {ast.unparse(row.targets[0]): ast.literal_eval(row.value) for row in rows}
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f"is no file of learn: {type(error).__name__}") from None
 
@@ -170,19 +165,16 @@ def read_settings(text: str) -> dict[str, Any]:
 def render(learned: Sequence[LearnedSetting], nodes: Sequence[str], when: str) -> str:
     """The group_data file. Its values are literals: loading it runs no code from a node."""
     head = f"What most of {fold(nodes)} ({len(nodes)} nodes) had in common on {when}."
-    lines = [
-        *_comment(head),
-        *_comment("Review it: what is common is not always right. Then name it after the group."),
-    ]
+    advice = "Review it: what is common is not always right. Then name it after the group."
+    lines = [*_comment(head), *_comment(advice)]
     for setting in learned:
         lines.append("")
         # The first sentence; "e.g." does not end it.
         meaning = re.split(r"(?<=[.]) (?=[A-Z])", reason(setting.key))[0]
         for text in (meaning, *setting.notes):
             lines += _comment(text)
-        lines += (
-            _assigned(setting) if setting.value is not None else [f"# {setting.key} is not set."]
-        )
+        unset = [f"# {setting.key} is not set."]
+        lines += unset if setting.value is None else _assigned(setting)
     text = "\n".join(lines) + "\n"
     check_settings(read_settings(text), "learned")
     return text

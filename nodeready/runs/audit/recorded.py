@@ -79,11 +79,8 @@ def verdict_record(host: str, verdict: NodeVerdict) -> HostRecord:
     if not verdict.version:
         return HostRecord(host, problem="an older nodeready wrote its verdict: deploy the gate")
     listed = map(Result.of, verdict.results)
-    results = (
-        *listed,
-        *(shared(check, "ok") for check in verdict.ok),
-        *(shared(check, "na") for check in verdict.na),
-    )
+    ok = (shared(check, "ok") for check in verdict.ok)
+    results = (*listed, *ok, *(shared(check, "na") for check in verdict.na))
     if verdict.go is any(result.status in STOPPING for result in results):
         return HostRecord(host, problem="its verdict contradicts its results")
     return HostRecord(host, verdict.time, verdict.policy_digest, verdict.version, results)
@@ -93,10 +90,8 @@ def directory_records(directory: str, expected: int, limit_s: float) -> list[Hos
     """The verdicts in a directory. expected: their rough number. Raises SourceError."""
     total = _READERS if expected > _FEW else 1
     readers = [partial(_send_share, directory, number, total) for number in range(total)]
-    return [
-        _file_record(host, problem, text.encode("latin-1"))
-        for host, problem, text in gather(readers, limit_s, directory)
-    ]
+    rows = gather(readers, limit_s, directory)
+    return [_file_record(host, problem, text.encode("latin-1")) for host, problem, text in rows]
 
 
 # --- From the records of hosts to the reports of nodes.
@@ -167,9 +162,8 @@ def reports(
     directory: str,
     moment: float,
 ) -> tuple[tuple[NodeReport, ...], Recorded]:
-    digests = {
-        policy: digest([question.own_policy(policy)]) for policy in {*question.policies.values()}
-    }
+    policies = {*question.policies.values()}
+    digests = {policy: digest([question.own_policy(policy)]) for policy in policies}
     hidden, today = _hidden_checks(question), utc_moment(moment)[:10]
     nodes: list[NodeReport] = []
     ages: list[float] = []
@@ -189,15 +183,9 @@ def reports(
         report = NodeReport.of(name, map(_rated, results), groups=groups(name))
         shown = None if age is None or not math.isfinite(age) else round(age, 1)
         nodes.append(replace(report, age_s=shown))
-    recorded = Recorded(
-        directory,
-        texts=True,
-        believed=len(ages),
-        stale=stale,
-        missing=missing,
-        newest_s=round(min(ages), 1) if ages else None,
-        oldest_s=round(max(ages), 1) if ages else None,
-    )
+    newest_s, oldest_s = (round(min(ages), 1), round(max(ages), 1)) if ages else (None, None)
+    counts = len(ages), stale, missing
+    recorded = Recorded(directory, True, *counts, newest_s=newest_s, oldest_s=oldest_s)
     return tuple(nodes), recorded
 
 
@@ -228,9 +216,7 @@ def _distrust(record: HostRecord | None, age: float | None, policy: Policy) -> R
     return Result(VERDICT, "unknown", "", reason, "", fix, owner_word)
 
 
-_PAGES = {
-    page.id: page for subject in SUBJECTS.values() for page in (*subject.checks, subject.observed)
-}
+_PAGES = {page.id: page for s in SUBJECTS.values() for page in (*s.checks, s.observed)}
 
 
 def _rated(result: Result) -> Result:
@@ -243,10 +229,8 @@ def _hidden_checks(question: RecordedQuestion) -> set[str]:
     """The checks whose results are not shown. Unknown checks are shown."""
     selection, ids = question.selection, check_ids(question.policies.values())
     hidden = {*ids, *(subject.observed.id for subject in SUBJECTS.values())}
-    return hidden - {
-        *selection.checks,
-        *(SUBJECTS[name].observed.id for name in selection.subjects),
-    }
+    observed = (SUBJECTS[name].observed.id for name in selection.subjects)
+    return hidden - {*selection.checks, *observed}
 
 
 def _results(
@@ -259,22 +243,17 @@ def _results(
     today: str,
 ) -> list[Result]:
     """The results of a believed verdict, and a result for each difference of policy or version."""
-    results = [
-        result
-        for result in record.results
-        if result.check not in OF_VERDICTS and result.check not in hidden
-    ]
+    unshown = hidden.union(OF_VERDICTS)
+    results = [result for result in record.results if result.check not in unshown]
     results.append(gate.verdict.ok(expected=f"at most {policy.gate_max_age_s} s old"))
     differences = []
     if record.policy_digest != own_digest:
         judged_by = sanitise(record.policy_digest, 40) or "none"
-        differences.append(
-            gate.policy.fixable(f"judged by policy {judged_by}", expected=f"policy {own_digest}")
-        )
+        row = gate.policy.fixable(f"judged by policy {judged_by}", expected=f"policy {own_digest}")
+        differences.append(row)
     if record.version and record.version != question.version:
         judged_by = sanitise(record.version, 40)
         expected = f"nodeready {question.version}"
-        differences.append(
-            gate.bundle.fixable(f"judged by nodeready {judged_by}", expected=expected)
-        )
+        row = gate.bundle.fixable(f"judged by nodeready {judged_by}", expected=expected)
+        differences.append(row)
     return results + waive(differences, policy, today)

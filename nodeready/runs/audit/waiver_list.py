@@ -82,12 +82,8 @@ def list_waivers(
     day:      today, ``2027-01-31``
     """
     checks = {waiver.check for waiver in declared}
-    results = {
-        (node.name, result.check): result
-        for node in (audit.nodes if audit else ())
-        for result in node.results
-        if result.check in checks
-    }
+    judged = ((node.name, row) for node in (audit.nodes if audit else ()) for row in node.results)
+    results = {(node, row.check): row for node, row in judged if row.check in checks}
     waivers_of: dict[str, list[Waiver]] = {}
     for waiver, nodes in declared.items():
         for node in nodes:
@@ -120,9 +116,7 @@ def _listed(
         if result and result.status in (*WAIVABLE, "waived"):
             nodes_of.setdefault((result.status, result.actual), []).append(node)
     # Where the check was not judged there could be a finding.
-    is_unused = is_whole and all(
-        result and result.status in ("ok", "na") for result in results.values()
-    )
+    is_unused = is_whole and all(r and r.status in ("ok", "na") for r in results.values())
     state = HOLDS
     if days_left is not None and days_left < 0:
         state = EXPIRED
@@ -139,11 +133,8 @@ def _listed(
 
 def waivers_code(document: WaiverList) -> int:
     """The exit code: 3 if a waiver has expired, concerns no node or hides nothing."""
-    return gaps_code(
-        document.gaps,
-        complete=document.complete,
-        check=any(row.state in MISTAKES for row in document.waivers),
-    )
+    is_mistaken = any(row.state in MISTAKES for row in document.waivers)
+    return gaps_code(document.gaps, complete=document.complete, check=is_mistaken)
 
 
 # --- The run of `nodeready waivers`.
@@ -164,9 +155,8 @@ def run(inventory: str, options: WaiversOptions, tell: Tell) -> WaiverList:
         assert nodes.inventory is not None
         declared, policies = declared_waivers(nodes.inventory), dict(nodes.policies)
         checks = dict.fromkeys(waiver.check for waiver in sorted(declared))
-        selection = CheckSelection(
-            tuple(check for check in checks if check.partition(".")[0] in LOOKED_AT)
-        )
+        looked_at = (check for check in checks if check.partition(".")[0] in LOOKED_AT)
+        selection = CheckSelection(tuple(looked_at))
         if selection.checks:
             nodes = nodes.at(AUDIT).chosen(selection)
             with AuditWorkers(nodes.policies) as workers, nodes.transport:
@@ -174,11 +164,7 @@ def run(inventory: str, options: WaiversOptions, tell: Tell) -> WaiverList:
                 # The workers' files have the nodes.
                 audit = replace(audit, nodes=tuple(audit.nodes))
     gaps = audit.gaps if audit else ()
-    return WaiverList(
-        started,
-        utc_now(),
-        audit is None or audit.complete,
-        len(audit.nodes) - len(gaps) if audit else 0,
-        list_waivers(declared, [*policies], audit, started[:10]),
-        gaps,
-    )
+    answered = len(audit.nodes) - len(gaps) if audit else 0
+    rows = list_waivers(declared, [*policies], audit, started[:10])
+    is_complete = audit is None or audit.complete
+    return WaiverList(started, utc_now(), is_complete, answered, rows, gaps)

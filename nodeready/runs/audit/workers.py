@@ -25,7 +25,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import IO, Any, NamedTuple
 
@@ -43,20 +43,7 @@ from nodeready.core.policy import Policy, digest
 from nodeready.core.result import Result, worst
 from nodeready.core.text import utc_now
 from nodeready.fleet.transport.processes import Child, Frames, Pool, fork
-from nodeready.runs.audit.answer_judge import (
-    ALL,
-    NUMBER_OF,
-    SUBJECT_NAMES,
-    AnswerJudge,
-    AnswerSummary,
-    FactsText,
-    NodeOrder,
-    NodeOutcome,
-    SectionTexts,
-    SharedPart,
-    StateRecord,
-    find_outliers,
-)
+from nodeready.runs.audit import answer_judge
 from nodeready.subjects.context import FleetContext, unique_addresses
 from nodeready.subjects.registry import COUNTING, CheckSelection
 from nodeready.subjects.snapshot import Snapshot
@@ -86,21 +73,14 @@ def worker_count(nodes: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) - 1) if nodes >= MIN_NODES else 0
 
 
-@dataclass(frozen=True)
-class _OrderFailure:
-    """The answer to an order that failed, in place of a summary or an outcome."""
-
-    reason: str
-
-
-def _failure(error: BaseException) -> _OrderFailure:
+def _failure(error: BaseException) -> str:
+    """Why an order failed: its answer, in place of a summary or an outcome."""
     if isinstance(error, OSError) and error.strerror:
-        place = tempfile.gettempdir()
-        return _OrderFailure(f"its answer could not be kept in {place}: {error.strerror}")
-    return _OrderFailure(f"its answer could not be read ({type(error).__name__}: {error})")
+        return f"its answer could not be kept in {tempfile.gettempdir()}: {error.strerror}"
+    return f"its answer could not be read ({type(error).__name__}: {error})"
 
 
-def _do(judge: AnswerJudge, order: tuple[Any, ...]) -> Any:
+def _do(judge: answer_judge.AnswerJudge, order: tuple[Any, ...]) -> Any:
     """The answer to an order; a parser that does not end costs its subject."""
     try:
         signal.setitimer(signal.ITIMER_PROF, _MAX_CPU_S, _MAX_CPU_S)
@@ -118,7 +98,7 @@ def _raise_late(signum: int, frame: object) -> None:
 # --- The process of a worker.
 
 
-def _serve(judge: AnswerJudge, sock: Any) -> None:
+def _serve(judge: answer_judge.AnswerJudge, sock: Any) -> None:
     """Do the orders of the control process until it closes its end."""
     # Observations have no cycles, and the collector would take as long as the parsing.
     gc.freeze()
@@ -204,9 +184,9 @@ class AuditWorkers:
     def __init__(
         self,
         policies: Mapping[str, Policy],
-        facts_text: FactsText | None = None,
+        facts_text: answer_judge.FactsText | None = None,
         count: int | None = None,
-        section_texts: SectionTexts | None = None,
+        section_texts: answer_judge.SectionTexts | None = None,
         is_watch: bool = False,
     ) -> None:
         self._declared = policies
@@ -222,19 +202,21 @@ class AuditWorkers:
         self._files = [file.fileno() for file in self._open]
         texts = facts_text, section_texts
         judges = [
-            AnswerJudge(number, self._files, [*unique.values()], *texts, is_watch=is_watch)
+            answer_judge.AnswerJudge(
+                number, self._files, [*unique.values()], *texts, is_watch=is_watch
+            )
             for number in range(self.count + 1)
         ]
         #: The judge in the control process itself.
         self._local_judge = judges[-1]
         # By node: (number of the judge, its answer), or why the order failed.
-        self._summaries: dict[str, tuple[int, AnswerSummary]] = {}
+        self._summaries: dict[str, tuple[int, answer_judge.AnswerSummary]] = {}
         # Of a watch: those of the look before, and the order by which a node was judged.
-        self._earlier: dict[str, tuple[int, AnswerSummary]] = {}
-        self._last_orders: dict[str, NodeOrder] = {}
-        self._outcomes: dict[str, tuple[int, NodeOutcome]] = {}
+        self._earlier: dict[str, tuple[int, answer_judge.AnswerSummary]] = {}
+        self._last_orders: dict[str, answer_judge.NodeOrder] = {}
+        self._outcomes: dict[str, tuple[int, answer_judge.NodeOutcome]] = {}
         self._failures: dict[str, str] = {}
-        self._states: dict[str, tuple[int, StateRecord]] = {}
+        self._states: dict[str, tuple[int, answer_judge.StateRecord]] = {}
         #: When all nodes had answered, seconds since 1970.
         self.moment_s = 0.0
         # The values that judges have numbered.
@@ -267,12 +249,10 @@ class AuditWorkers:
     def __exit__(self, *problem: object) -> None:
         self.close()
 
-    def _start(self, judges: Sequence[AnswerJudge]) -> None:
+    def _start(self, judges: Sequence[answer_judge.AnswerJudge]) -> None:
         children = [fork(partial(_serve, judge)) for judge in judges]
-        self._workers = {
-            child: _Worker(judge.number, child)
-            for judge, child in zip(judges, children, strict=True)
-        }
+        pairs = zip(judges, children, strict=True)
+        self._workers = {child: _Worker(judge.number, child) for judge, child in pairs}
         self._pool = Pool(children, self._receive)
         self._greenlets = [gevent.spawn(self._feed, worker) for worker in self._workers.values()]
         self._greenlets += [gevent.spawn(self._kill_silent)] if judges else []
@@ -344,7 +324,7 @@ class AuditWorkers:
             name, order = pending.popleft()
             work = "judged it" if order[0] == "judge" else "read its answer"
             cause = f" ({signal.Signals(child.signal).name})" if child.signal else ""
-            failure = _OrderFailure(f"the process that {work} ended{cause}")
+            failure = f"the process that {work} ended{cause}"
             self._keep_answer(worker.number, name, order[0], failure)
         for name, order in pending:
             self._open_orders -= 1
@@ -373,11 +353,11 @@ class AuditWorkers:
         results += [self._add_result(result) for result in new_results]
         facts += range(len(self._facts), len(self._facts) + len(new_facts))
         self._facts += new_facts
-        if isinstance(answer, _OrderFailure):
-            self._failures[name] = answer.reason
+        if isinstance(answer, str):
+            self._failures[name] = answer
         elif kind == "judge":
             self._outcomes[name] = (judge, answer)
-        elif isinstance(answer, AnswerSummary):
+        elif isinstance(answer, answer_judge.AnswerSummary):
             self._summaries[name] = (judge, answer)
         else:
             number, summary = self._earlier[name]
@@ -387,10 +367,8 @@ class AuditWorkers:
             self._is_idle.set()
 
     def _add_result(self, result: Result) -> int:
-        fields: dict[str, Any] = {
-            name: sys.intern(value) if isinstance(value, str) else value
-            for name, value in vars(result).items()
-        }
+        pairs = vars(result).items()
+        fields: dict[str, Any] = {n: sys.intern(v) if isinstance(v, str) else v for n, v in pairs}
         self._results.append(Result(**fields))
         return len(self._results) - 1
 
@@ -443,11 +421,8 @@ class AuditWorkers:
 
     def complete(self, context: FleetContext, peers: Mapping[str, SshPeer]) -> FleetContext:
         """The context with the nodes' addresses."""
-        claimed = [
-            summary.addresses
-            for _, summary in self._summaries.values()
-            if summary.addresses is not None
-        ]
+        addresses = (summary.addresses for _, summary in self._summaries.values())
+        claimed = [claim for claim in addresses if claim is not None]
         reached = {peer.address for peer in peers.values()}
         return replace(context, addresses=unique_addresses(claimed, reached))
 
@@ -492,15 +467,10 @@ class AuditWorkers:
                 name = probed.node
                 judge, summary = self._summaries[name]
                 about = context.about(name)
-                order = NodeOrder(
-                    file=judge,
-                    place=summary.place,
-                    policy=self._policies[name],
-                    addresses=self._share(about.addresses),
-                    known_hosts=self._share(about.known_hosts),
-                    gate_files=self._share(about.gate_files),
-                    host_key=about.host_key,
-                )
+                facts = about.addresses, about.known_hosts, about.gate_files
+                addresses, hosts, files = map(self._share, facts)
+                shared = self._policies[name], addresses, hosts, files
+                order = answer_judge.NodeOrder(judge, summary.place, *shared, about.host_key)
                 if self._last_orders.get(name) != order:
                     self._last_orders[name] = order
                     self._outcomes.pop(name, None)
@@ -509,21 +479,16 @@ class AuditWorkers:
         self._finish()
         rows, peers = [], dict[str, dict[str, Any]]()
         checks = {*selection.results}
-        subjects = {NUMBER_OF[name] for name in selection.subjects}
+        subjects = {answer_judge.NUMBER_OF[name] for name in selection.subjects}
         for probed in outcomes:
             row, facts = self._row(probed, groups(probed.node), checks, subjects)
             rows.append(row)
             if facts is not None:
-                peers.setdefault(",".join(row.groups) or ALL, {})[probed.node] = facts
+                peers.setdefault(",".join(row.groups) or answer_judge.ALL, {})[probed.node] = facts
         nodes = _Rows(rows, self._results, self._files)
-        return Audit(
-            started,
-            utc_now(),
-            digest(self._declared.values()),
-            nodes,
-            find_outliers(peers),
-            complete,
-        )
+        outliers = answer_judge.find_outliers(peers)
+        policies = digest(self._declared.values())
+        return Audit(started, utc_now(), policies, nodes, outliers, complete)
 
     def _row(
         self,
@@ -552,7 +517,7 @@ class AuditWorkers:
         facts = {}
         for numbered_by, subject, code in outcome.compared:
             if subject in subjects:
-                facts[SUBJECT_NAMES[subject]] = (
+                facts[answer_judge.SUBJECT_NAMES[subject]] = (
                     self._facts[self._tables[numbered_by][1][code]] if type(code) is int else code
                 )
         results = [self._results[number] for number in numbers]
@@ -574,7 +539,7 @@ class AuditWorkers:
             return None
         judge, record = self._states[name]
 
-        def read_text(part: SharedPart | None) -> bytes | None:
+        def read_text(part: answer_judge.SharedPart | None) -> bytes | None:
             return (
                 None if part is None else os.pread(self._files[part.file], part.size, part.start)
             )

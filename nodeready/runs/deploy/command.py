@@ -112,12 +112,8 @@ def run_plan(
         merged = plan_run.node.snapshot.merged(snapshot)
         plan_run = replace(plan_run, node=plan_run.node.judged(merged))
         todo = plan(plan_run.node, subjects)
-    repaired = {
-        check.id
-        for subject in SUBJECTS.keys() & {*subjects}
-        for check in SUBJECTS[subject].checks
-        if check.fixed_by
-    }
+    chosen = (SUBJECTS[subject] for subject in SUBJECTS.keys() & {*subjects})
+    repaired = {check.id for subject in chosen for check in subject.checks if check.fixed_by}
     remaining = (r for r in plan_run.node.results if r.fixable and r.check in repaired)
     outcome = replace(plan_run.outcome, unrepaired=tuple(remaining), complete=True)
     return PlanRun(plan_run.node, outcome)
@@ -205,17 +201,11 @@ def _plan_nodes(
 ) -> tuple[dict[str, DeployedNode], _Change]:
     """Probe, judge and plan all nodes; and what changes one of them."""
     judged = _judge(targeted, tell, subjects)
-    plans = {
-        name: plan(node, subjects)
-        for name, node in judged.items()
-        if node.snapshot is not None and not node.gap
-    }
-    nodes = {
-        name: replace(
-            DeployedNode.of(name, plans.get(name, NodePlan()), node.results), gap=node.gap
-        )
-        for name, node in judged.items()
-    }
+    ready = {name: node for name, node in judged.items() if node.snapshot and not node.gap}
+    plans = {name: plan(node, subjects) for name, node in ready.items()}
+    rows = ((node, plans.get(name, NodePlan())) for name, node in judged.items())
+    planned = ((node, DeployedNode.of(node.name, of_node, node.results)) for node, of_node in rows)
+    nodes = {node.name: replace(row, gap=node.gap) for node, row in planned}
 
     def change(name: str) -> Conversation[DeployedNode]:
         done = yield from run_plan(judged[name], plans[name], targeted.transport.run, subjects)
@@ -281,10 +271,8 @@ def _change_in_waves(
             break
         failed = sum(nodes[name].failed or bool(nodes[name].gap) for name in planned)
         if not is_last and failed > max_fail:
-            return (
-                f"stopped after wave {number} of {len(waves)}: {counted(failed, 'node')} failed, "
-                f"--max-fail is {max_fail}"
-            )
+            place = f"stopped after wave {number} of {len(waves)}"
+            return f"{place}: {counted(failed, 'node')} failed, --max-fail is {max_fail}"
         if options.batch is not None and not is_last:
             tell.note(f"{activity}: {folded(wave)} done, {failed} failed in all")
     return ""
@@ -335,12 +323,8 @@ def undo_script(run: str, subjects: Iterable[str], wait_s: int, *, only_look: bo
     old = []
     for subject in chosen:
         # Two subjects have files in sysctl.d.
-        files = (
-            path.replace("d/*nodeready*", f"d/*{sysctl_name(subject)[6:-5]}")
-            if path.startswith(SYSCTL_D)
-            else path
-            for path in SUBJECTS[subject].files
-        )
+        own, paths = f"d/*{sysctl_name(subject)[6:-5]}", SUBJECTS[subject].files
+        files = [p.replace("d/*nodeready*", own) if p.startswith(SYSCTL_D) else p for p in paths]
         old += [f"{subject}.files own {path} -" for path in (*files, *_OWN.get(subject, ()))]
         old += [f"{subject}.files file {path} =" for path in _BLOCKS.get(subject, ())]
     lib = "".join(map(shell.library, ("answer", "change", "undo")))
@@ -409,11 +393,8 @@ def _plan_undo(
             gates[name] = judged, plan(judged, ("gate",))
             node = DeployedNode.of(name, gates[name][1], judged.results)
         looked = yield from ask(name, only_look=True)
-        node = replace(
-            node,
-            changes=(*node.changes, *looked.changes),
-            refused={**node.refused, **looked.failed},
-        )
+        changes, refused = (*node.changes, *looked.changes), {**node.refused, **looked.failed}
+        node = replace(node, changes=changes, refused=refused)
         return node.judged((*node.for_a_person, *looked.changed_since))
 
     def change(name: str) -> Conversation[DeployedNode]:
@@ -429,18 +410,12 @@ def _plan_undo(
             if end.gap.kind != INTERRUPTED:
                 raise
             return replace(node, outcome=replace(outcome, interrupted_step="undo", complete=False))
-        outcome = replace(
-            outcome,
-            done=(*outcome.done, *(change.step for change in took.changes)),
-            failed={**outcome.failed, **took.failed},
-        )
+        steps = (*outcome.done, *(change.step for change in took.changes))
+        outcome = replace(outcome, done=steps, failed={**outcome.failed, **took.failed})
         return replace(node, outcome=outcome).judged((*node.for_a_person, *took.changed_since))
 
     outcomes = converse(targeted.transport, tell, "looking", look, on_interrupt=_STOPPING)
-    nodes = {
-        name: outcome.value or DeployedNode(name, outcome.gap)
-        for name, outcome in outcomes.items()
-    }
+    nodes = {name: row.value or DeployedNode(name, row.gap) for name, row in outcomes.items()}
     return nodes, change
 
 

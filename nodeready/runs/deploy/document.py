@@ -94,16 +94,12 @@ class DeployedNode:
     def of(cls, name: str, plan: NodePlan, results: Iterable[Result]) -> DeployedNode:
         """A node that was probed, with its plan and the results that the plan repairs."""
         rows = tuple(results)
-        changes = tuple(
-            PlannedChange(
-                change.step,
-                tuple(result for result in rows if result.check in change.fixes),
-                tuple(map(PlannedAction.of, change.actions)),
-                tuple(change.diff().splitlines()),
-            )
-            for change in plan.changes
-        )
-        return cls(name, changes=changes, refused=dict(plan.refused)).judged(rows)
+        changes = []
+        for change in plan.changes:
+            checks = tuple(result for result in rows if result.check in change.fixes)
+            planned, diff = map(PlannedAction.of, change.actions), change.diff().splitlines()
+            changes.append(PlannedChange(change.step, checks, tuple(planned), tuple(diff)))
+        return cls(name, changes=tuple(changes), refused=dict(plan.refused)).judged(rows)
 
     def judged(self, results: Iterable[Result]) -> DeployedNode:
         """The node with the results of a later snapshot."""
@@ -210,9 +206,5 @@ def deploy_code(deploy: Deploy) -> int:
     nodes = deploy.nodes
     planned = any(node.planned and node.outcome is None for node in nodes)
     bad = any(node.results.get(status) for node in nodes for status in ("fail", "unknown"))
-    return gaps_code(
-        deploy.gaps,
-        complete=deploy.complete,
-        failed=any(node.failed for node in nodes),
-        check=planned or bad,
-    )
+    failed = any(node.failed for node in nodes)
+    return gaps_code(deploy.gaps, complete=deploy.complete, failed=failed, check=planned or bad)

@@ -141,10 +141,8 @@ def _from_directory(directory: Path, version: str, machine: str) -> bytes:
     """The program from a site's own wheels, then the only source. Raises PySpyError."""
     wheels = sorted(directory.glob(f"py_spy-{version}-*manylinux*_{machine}.whl"))
     if not wheels:
-        raise PySpyError(
-            f"no py_spy-{version}-…_{machine}.whl in {directory} ($NODEREADY_PY_SPY_DIR): "
-            f"put the wheel for {machine} there"
-        )
+        place = f"{directory} ($NODEREADY_PY_SPY_DIR): put the wheel for {machine} there"
+        raise PySpyError(f"no py_spy-{version}-…_{machine}.whl in {place}")
     if distrust := _distrust_reason(wheels[0], version, machine):
         raise PySpyError(f"py-spy {version}: {distrust}")
     content = _from_wheel(wheels[0], version)

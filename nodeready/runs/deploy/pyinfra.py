@@ -37,12 +37,7 @@ from nodeready.core.policy import Policy, PolicyError, key_text
 from nodeready.core.result import ALONE, FleetFacts, Result, fix_text, result_text
 from nodeready.core.settings import closest_word, value_text
 from nodeready.core.text import sanitise
-from nodeready.fleet.inventory.host_data import (
-    addresses_of_nodes,
-    checked_data,
-    declared_settings,
-    share_policies,
-)
+from nodeready.fleet.inventory import host_data
 from nodeready.fleet.transport.ssh import ConnectedHosts
 from nodeready.runs.deploy.actions import Action, PlanError, RemoveFile, StepChange, WriteFile
 from nodeready.runs.targets import fleet_context
@@ -86,19 +81,17 @@ def call_settings(
         _run(host)
         place = _deploy_line(host.state)
         for word in words:
-            raise PolicyError(
-                [f"{operation}: {value_text(word)} has no name: {_names_of(setting_names)}"]
-            )
+            text = f"{value_text(word)} has no name: {_names_of(setting_names)}"
+            raise PolicyError([f"{operation}: {text}"])
         for key in arguments:
             if key not in setting_names:
                 close = closest_word(key, setting_names)
                 advice = f"did you mean {close}?" if close else _names_of(setting_names)
                 raise PolicyError([f"{operation}: unknown setting {key_text(key)}: {advice}"])
         deploy = f"data_defaults of the deploy {host.current_deploy_name}"
-        return CallSettings(
-            _checked(host.get_deploy_data(), deploy),
-            _checked({**host.data.override_datas, **arguments}, operation),
-        )
+        defaults = _checked(host.get_deploy_data(), deploy)
+        overrides = {**host.data.override_datas, **arguments}
+        return CallSettings(defaults, _checked(overrides, operation))
     except PolicyError as error:
         # pyinfra prints its own exceptions as one line, any other as a traceback.
         raise PyinfraError(f"{place}{error}") from None
@@ -115,7 +108,7 @@ def _deploy_line(state: State) -> str:
 
 
 def _checked(data: Mapping[str, Any], source: str) -> _Settings:
-    return tuple(sorted(checked_data(data, source).items())) if data else ()
+    return tuple(sorted(host_data.checked_data(data, source).items())) if data else ()
 
 
 def _names_of(setting_names: Iterable[str]) -> str:
@@ -147,7 +140,7 @@ class _PyinfraRun:
     def policies_of(self, call: CallSettings) -> dict[str, Policy]:
         """Node -> its policy in such a call; nodes with the same settings share one."""
         if call not in self.policies:
-            self.policies[call] = share_policies(self.settings, call.policy)
+            self.policies[call] = host_data.share_policies(self.settings, call.policy)
         return self.policies[call]
 
     def context(self, call: CallSettings, state: State, subjects: tuple[str, ...]) -> FleetContext:
@@ -157,7 +150,7 @@ class _PyinfraRun:
                 self._probe_all(state, subjects)
                 outcomes, policies = self.outcomes.values(), self.policies_of(call)
                 context = fleet_context(self.transport, policies, outcomes, state.inventory)
-                addresses = addresses_of_nodes(outcomes, self.transport.ssh_peers())
+                addresses = host_data.addresses_of_nodes(outcomes, self.transport.ssh_peers())
                 self.contexts[call, subjects] = replace(context, addresses=addresses)
             return self.contexts[call, subjects]
 
@@ -193,18 +186,15 @@ class _PyinfraRun:
         nodes, stale = self.nodes.setdefault(name, {}), self.stale.setdefault(name, {})
         if policy not in nodes:
             policy_before, snapshot = self._latest(name, subjects)
-            stale[policy] = {
-                *stale.get(policy_before, ()),
-                *differently_probed(policy_before, policy, snapshot.subjects),
-            }
+            different = differently_probed(policy_before, policy, snapshot.subjects)
+            stale[policy] = {*stale.get(policy_before, ()), *different}
             nodes[policy] = Judged(name, policy, context.about(name)).judged(snapshot)
         observed = nodes[policy].snapshot
         assert observed is not None
         if missing := {*subjects} - observed.subjects.keys():
             first_policy, snapshot = self._first(name, subjects)
-            stale.setdefault(policy, set()).update(
-                differently_probed(first_policy, policy, missing)
-            )
+            different = differently_probed(first_policy, policy, missing)
+            stale.setdefault(policy, set()).update(different)
             node = replace(nodes[policy], fleet=context.about(name))
             nodes[policy] = node.judged(snapshot.merged(observed))
         if self.transport.adopt_sudo(host):
@@ -224,11 +214,8 @@ class _PyinfraRun:
         policy = self.policies_of(CallSettings())[name]
         policy_before, snapshot = self._latest(name, ())
         stale = self.stale.get(name, {}).get(policy_before, set())
-        due = {
-            *({*subjects} - snapshot.subjects.keys()),
-            *(stale & {*subjects}),
-            *differently_probed(policy_before, policy, subjects),
-        }
+        different = differently_probed(policy_before, policy, subjects)
+        due = ({*subjects} - snapshot.subjects.keys()) | (stale & {*subjects}) | {*different}
         if not due:
             return snapshot
         probe = snapshot_question(name, policy, due)
@@ -266,7 +253,7 @@ def _run(host: Host) -> _PyinfraRun:
     """The run of this host. Raises PolicyError for a wrong setting of the inventory."""
     state = host.state
     if state not in _runs:
-        settings = declared_settings(state.inventory, list(state.inventory))
+        settings = host_data.declared_settings(state.inventory, list(state.inventory))
         _runs[state] = _PyinfraRun(ConnectedHosts(state.inventory, secrets.token_hex(6)), settings)
     return _runs[state]
 
@@ -300,9 +287,8 @@ def command(host: Host, change: StepChange, wait_s: int) -> StringCommand:
     transport = _run(host).transport
     request = change.request(host.name, transport.run, wait_s)
     # One line of ASCII: pyinfra sends text.
-    line, stdin = shell.command(
-        request.script, request.limit_s, transport.tag, request.payload or ""
-    )
+    script, payload = request.script, request.payload or ""
+    line, stdin = shell.command(script, request.limit_s, transport.tag, payload)
     words: dict[str, Any] = {}
     if password := _sudo_password(host):
         line, stdin = with_sudo(line, password), f"{password}\n{stdin}"
@@ -422,9 +408,7 @@ class DeployStep:
             return None
         if results is None:
             results = judge(snapshot, policy, fleet, (self.subject,))
-        failing = tuple(
-            result.check for result in results if result.check in self.fixes and result.fixable
-        )
+        failing = tuple(r.check for r in results if r.check in self.fixes and r.fixable)
         if not failing:
             return None
         actions = self.actions(snapshot, policy, fleet)
@@ -493,16 +477,9 @@ def step(
         # pyinfra shows an operation as MODULE.NAME.
         run.__module__ = f"{make_actions.__module__.rpartition('.')[0]}.{subject}"
         run.__doc__ = make_actions.__doc__
-        deploy_step = DeployStep(
-            name,
-            tuple(check.id for check in fixed),
-            setting_names,
-            make_actions,
-            (subject, *touches),
-            timeout_s,
-            needs_fleet,
-            operation=operation()(run),
-        )
+        fixes, subjects = tuple(check.id for check in fixed), (subject, *touches)
+        how = setting_names, make_actions, subjects, timeout_s, needs_fleet
+        deploy_step = DeployStep(name, fixes, *how, operation=operation()(run))
         return deploy_step
 
     return wrap

@@ -133,9 +133,8 @@ def test_a_node_that_lies_harms_itself_alone(watched):
     alone, _ = watched({"gpu002": one_by_one(*changed, interrupts)})
     beside, _ = watched({"gpu002": one_by_one(*changed, interrupts), "liar": liar})
     assert any(alone)
-    assert [re.findall(r".*\bgpu002\b.*\n", text) for text in beside] == [
-        text.splitlines(keepends=True) for text in alone
-    ]
+    shown = [re.findall(r".*\bgpu002\b.*\n", text) for text in beside]
+    assert shown == [text.splitlines(keepends=True) for text in alone]
 
 
 # --- The bounds.

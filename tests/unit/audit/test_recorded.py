@@ -23,6 +23,7 @@ from nodeready.subjects.registry import page, select
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 from tests.builders.fleets import HOSTILE
 from tests.builders.results import fail, na, ok, unknown, warn
+from tests.cases import with_table
 
 POLICY = Policy(gate=True, gate_directory="/srv/nodeready")
 DIGEST = digest([node_policy(POLICY)])
@@ -41,9 +42,8 @@ def verdict(name: str = "gpu001", results: Any = RESULTS, age_s: float = 12.0) -
 
 
 def question(policy: Policy = POLICY, only: str | None = None) -> RecordedQuestion:
-    return RecordedQuestion(
-        dict.fromkeys(NAMES, policy), node_policy, select((), only), __version__
-    )
+    policies = dict.fromkeys(NAMES, policy)
+    return RecordedQuestion(policies, node_policy, select((), only), __version__)
 
 
 def judged(records: list[HostRecord], want: RecordedQuestion | None = None) -> Any:
@@ -184,9 +184,8 @@ def test_each_file_of_a_node_is_read_once_and_others_are_passed_over(tmp_path):
     names = [f"n{number:04d}" for number in range(600)]
     for name in names:
         (tmp_path / f"{name}.json").write_text(verdict(name).text())
-    assert (
-        sorted(entry.host for entry in recorded.directory_records(str(tmp_path), 600, 60)) == names
-    )
+    records = recorded.directory_records(str(tmp_path), 600, 60)
+    assert sorted(entry.host for entry in records) == names
 
 
 def test_a_directory_that_is_none_and_a_reader_that_hangs_or_dies_are_one_line(tmp_path):
@@ -205,14 +204,12 @@ def test_a_directory_that_is_none_and_a_reader_that_hangs_or_dies_are_one_line(t
 
 def test_only_a_young_verdict_is_believed():
     ages = {"gpu001": 899, "gpu002": 3720, "gpu003": -300}
-    records = [
-        recorded.verdict_record(name, verdict(name, age_s=age)) for name, age in ages.items()
-    ]
+    verdicts = {name: verdict(name, age_s=age) for name, age in ages.items()}
+    records = [*map(recorded.verdict_record, verdicts, verdicts.values())]
     nodes, about = judged(records)
     assert nodes["gpu001"].status == "fail"
-    assert why(nodes["gpu002"]) == (
-        "its verdict is 1 h 2 min old: it is believed for 15 min (gate_max_age_s)"
-    )
+    words = "its verdict is 1 h 2 min old: it is believed for 15 min (gate_max_age_s)"
+    assert why(nodes["gpu002"]) == words
     assert "ahead of this machine's clock" in why(nodes["gpu003"])
     assert [round(node.age_s) for node in nodes.values()] == [*ages.values()]
     assert (about.believed, about.stale, about.missing) == (1, 2, 0)
@@ -294,12 +291,7 @@ def test_the_command_says_which_nodes_are_well_and_how_old_that_is(tool, tmp_pat
     assert [node.get("age_seconds") is None for node in shown["nodes"]] == [False] * 3 + [True]
 
 
-@pytest.mark.parametrize(("words", "status", "reason"), [
-    ("--sudo", 2, "--sudo: no node is asked with --recorded"),
-    ("--only gate.timer", 2, "no node judges its own gate"),
-    ("--recorded /nosuch/place", 1, "/nosuch/place"),
-    ("", 2, "--recorded: must be a directory, not a URL"),
-])  # fmt: skip
+@with_table("words, status, reason")
 def test_a_bad_source_or_option_is_one_line(words, status, reason, tool, tmp_path):
     place = "http://u:secret@127.0.0.1:1" if not words else str(tmp_path)
     done = tool("audit", "gpu001", *words.split(), env={"NODEREADY_AUDIT_RECORDED": place})

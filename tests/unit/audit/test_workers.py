@@ -186,12 +186,9 @@ def test_a_parser_that_does_not_end_costs_its_subject_on_that_node(audited, monk
     monkeypatch.setitem(answer_judge.PROBE_OF, "gate", replace(real, parse=parse))
     monkeypatch.setattr(workers, "_MAX_CPU_S", 0.2)
     nodes = {**healthy(2), "slow": shows({**own("h100", 7), "gate": "forever"})}
-    unknown = [
-        (node["name"], result["actual"])
-        for node in json.loads(audited(nodes, count, "json").out)["nodes"]
-        for result in node["results"]
-        if result["check"] == "gate.observed"
-    ]
+    nodes = json.loads(audited(nodes, count, "json").out)["nodes"]
+    results = [(node["name"], result) for node in nodes for result in node["results"]]
+    unknown = [(name, r["actual"]) for name, r in results if r["check"] == "gate.observed"]
     assert unknown == [("slow", "makes no sense (TimeoutError: took longer than 0.2 s): forever")]
 
 
@@ -209,10 +206,8 @@ def test_an_interrupt_leaves_partial_results_and_no_process(audited, monkeypatch
     assert "interrupted: the results are partial; not later,stop" in done.err
     document = json.loads(done.out)
     assert document["nodes"][0]["results"]
-    assert {(gap["node"], gap["kind"]) for gap in document["gaps"]} == {
-        ("later", "interrupted"),
-        ("stop", "interrupted"),
-    }
+    gaps = {(gap["node"], gap["kind"]) for gap in document["gaps"]}
+    assert gaps == {("later", "interrupted"), ("stop", "interrupted")}
     assert len(pids) == 4
     for pid in pids:
         with pytest.raises(ProcessLookupError):
@@ -222,9 +217,8 @@ def test_an_interrupt_leaves_partial_results_and_no_process(audited, monkeypatch
 def test_observations_that_nodes_share_cannot_be_changed(monkeypatch):
     mark, policy = "ab" * 8, Policy()
     outputs = [{**own("h100", number), "host": own("h100", 1)["host"]} for number in (1, 2, 3)]
-    _, first, second = (
-        snapshot.read(look(result, mark), snapshot.PROBES, policy, mark) for result in outputs
-    )
+    looks = [look(result, mark) for result in outputs]
+    _, first, second = (snapshot.read(text, snapshot.PROBES, policy, mark) for text in looks)
     shared = {name for name in first.subjects if first.subjects[name] is second.subjects[name]}
     assert {"host", "core_dumps", "debug_tools"} <= shared
     with pytest.raises(TypeError):

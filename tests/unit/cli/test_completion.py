@@ -12,7 +12,7 @@ from nodeready.lab.faults import FAULTS
 from nodeready.runs.memory.look import Look, NodeSections
 from nodeready.runs.memory.store import Memory
 from nodeready.subjects.registry import SUBJECTS, check_ids
-from tests.cases import read_table
+from tests.cases import with_table
 
 FILE = """
 import nosuch
@@ -49,10 +49,7 @@ def files(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("files")
-@pytest.mark.parametrize(
-    ("inventory", "incomplete", "offered"),
-    read_table(__file__, "groups_and_nodes_are_read_from_the_text_of_the_inventory"),
-)
+@with_table("inventory, incomplete, offered")
 def test_groups_and_nodes_are_read_from_the_text_of_the_inventory(inventory, incomplete, offered):
     context = click.Context(cli)
     context.args = [] if inventory is None else [inventory]

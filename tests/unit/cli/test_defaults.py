@@ -14,7 +14,7 @@ from nodeready.core.exit_codes import USAGE, Refused
 from nodeready.core.policy import AUDIT
 from nodeready.runs import user_files
 from nodeready.runs.targets import local_policy, select_targets
-from tests.cases import read_table
+from tests.cases import read_table, with_table
 
 # --- From the system's file and the user's.
 
@@ -45,18 +45,13 @@ def test_the_file_of_the_user_wins_over_that_of_the_system(write):
     assert defaults("bundle") == {"limit": "b"}
 
 
-@pytest.mark.parametrize(
-    ("text", "command", "values"),
-    read_table(__file__, "a_value_is_that_of_its_option"),
-)  # fmt: skip
+@with_table("text, command, values")
 def test_a_value_is_that_of_its_option(write, text, command, values):
     write("", f"[{command}]\n{text}\n")
     assert defaults(command) == values
 
 
-@pytest.mark.parametrize(
-    ("text", "words"), read_table(__file__, "a_mistake_is_named_with_its_file")
-)
+@with_table("text, words")
 def test_a_mistake_is_named_with_its_file(write, text, words):
     write("", text)
     with pytest.raises(Refused) as refused:
@@ -168,13 +163,8 @@ def test_words_that_name_other_nodes_take_no_default(tool, tmp_path):
 
 _ROOT = click.Context(cli, info_name="nodeready", **cli.context_settings)
 COMMANDS = {name: cli.get_command(_ROOT, name) for name in cli.list_commands(_ROOT)}
-COMMAND_OPTIONS: list[tuple[str, Option]] = [
-    (name, option)
-    for name, command in COMMANDS.items()
-    if command is not None
-    for option in command.params
-    if isinstance(option, Option)
-]
+OPTIONS = [(name, option) for name, command in COMMANDS.items() for option in command.params]
+COMMAND_OPTIONS = [pair for pair in OPTIONS if isinstance(pair[1], Option)]
 
 
 def test_every_option_that_takes_seconds_takes_a_span_of_time():
@@ -197,12 +187,7 @@ def test_every_option_that_takes_seconds_takes_a_span_of_time():
 
 def test_a_span_is_within_the_options_range():
     option = next(option for _, option in COMMAND_OPTIONS if option.name == "budget")
-    for words, reason in (
-        ("0", "0 is not in the range 1s to 1h"),
-        ("2h", "2h is not in the range 1s to 1h"),
-        ("1.5", "1.5 is no whole number of seconds"),
-        ("soon", "'soon' is no span of time such as 20s"),
-    ):
+    for words, reason in read_table(__file__, "a_span_is_within_the_options_range"):
         with pytest.raises(click.BadParameter, match=reason):
             option.type.convert(words, option, None)
 
@@ -214,10 +199,7 @@ def value(name: str, option: str) -> object:
         return context.params[option]
 
 
-@pytest.mark.parametrize(
-    ("option", "word", "values"),
-    read_table(__file__, "a_general_variable_counts_where_the_command_has_such_a_value"),
-)  # fmt: skip
+@with_table("option, word, values")
 def test_a_general_variable_counts_where_the_command_has_such_a_value(
     variables, option, word, values
 ):
@@ -233,11 +215,7 @@ def test_the_variable_of_the_command_beats_the_general_one(variables, name):
     assert (value(name, "format"), value(name, "output")) == ("json", output)
 
 
-@pytest.mark.parametrize(("name", "variable", "word"), [
-    ("audit", "FORMAT", "jsno"),
-    ("cores", "FORMAT", "jsno"),
-    ("cores", "CORES_FORMAT", "prometheus"),
-])  # fmt: skip
+@with_table("name, variable, word")
 def test_a_value_that_no_command_has_is_a_mistake(variables, name, variable, word):
     variables(**{variable: word})
     with pytest.raises(click.BadParameter, match=f"'{word}' is not one of") as mistake:

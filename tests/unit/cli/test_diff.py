@@ -15,12 +15,9 @@ from tests.builders.hostile import recorded, shows
 from tests.fake import one_by_one
 from tests.unit.commands import AWAY, SOUND
 
-OTHER_MTU = shows(
-    {
-        name: text.replace("/sys/class/net/eth0/mtu:1500", "/sys/class/net/eth0/mtu:9000")
-        for name, text in recorded("h100").items()
-    }
-)
+MTU_LINE = "/sys/class/net/eth0/mtu:"
+TEXTS = {n: t.replace(f"{MTU_LINE}1500", f"{MTU_LINE}9000") for n, t in recorded("h100").items()}
+OTHER_MTU = shows(TEXTS)
 MTU = ("setting", "nics.interfaces[eth0].mtu", 1500, 9000)
 
 
@@ -56,9 +53,8 @@ def test_the_nodes_now_and_an_earlier_look(run, compared):
     assert [gap["node"] for gap in document["gaps"]] == ["off"]
     # The look of the diff itself is the third one.
     assert rows(compared(nodes, "--since", "1", "--until", "2")[1]) == []
-    assert rows(compared(nodes, "--since", "2", "--until", "3", "--exit-code")[1]) == [
-        (*MTU, ["gpu1"])
-    ]
+    document = compared(nodes, "--since", "2", "--until", "3", "--exit-code")[1]
+    assert rows(document) == [(*MTU, ["gpu1"])]
     assert compared(nodes, "--since", "2", "--until", "3", "--exit-code")[0] == 3
 
 
@@ -71,14 +67,11 @@ def test_a_peer_and_most_of_a_group(compared):
 
 def test_a_file_of_learn(compared, tmp_path):
     golden = tmp_path / "h100.py"
-    golden.write_text(
-        "gpu_driver = '570.1'\ngpu_vbios = ['96.00.89.00.01', '97']\ngpu_count = 8\n"
-    )
+    policy = "gpu_driver = '570.1'\ngpu_vbios = ['96.00.89.00.01', '97']\ngpu_count = 8\n"
+    golden.write_text(policy)
     code, document = compared({"gpu1": SOUND}, "--against", str(golden))
-    assert (code, rows(document)) == (
-        0,
-        [("setting", "gpu_driver", "570.1", "535.129.03", ["gpu1"])],
-    )
+    assert code == 0
+    assert rows(document) == [("setting", "gpu_driver", "570.1", "535.129.03", ["gpu1"])]
 
 
 def test_two_files(run, tmp_path, monkeypatch):
@@ -89,9 +82,8 @@ def test_two_files(run, tmp_path, monkeypatch):
     Path("c.json").write_text(json.dumps(whole, indent=2))
     for name in ("b.json", "c.json"):
         document = diff_files("a.json", name)
-        assert [(c.kind, c.key, c.before, c.after, c.nodes) for c in document.changes] == [
-            (*MTU, ("gpu1",))
-        ]
+        changes = [(c.kind, c.key, c.before, c.after, c.nodes) for c in document.changes]
+        assert changes == [(*MTU, ("gpu1",))]
 
 
 HEAD = '"schema":"nodeready.audit/1","started":"2030-01-02T03:04:05Z"'
@@ -146,10 +138,8 @@ def test_without_an_option_the_last_two_looks_are_compared(run, compared):
     run(nodes, "audit")
     code, document = compared(nodes)
     assert (code, rows(document)) == (0, [(*MTU, ["gpu1"])])
-    assert (document["before"]["source"], document["after"]["source"]) == (
-        "the memory, 1",
-        "the memory, 2",
-    )
+    sources = document["before"]["source"], document["after"]["source"]
+    assert sources == ("the memory, 1", "the memory, 2")
 
 
 def test_a_time_before_the_memory_is_its_first_look(run, compared):

@@ -46,9 +46,8 @@ LOGS = program(lambda nonce: f'{nonce} tail "{packed(json.dumps(asdict(TAIL)))}"
 def crashed(request: Request) -> Answer | None:
     if "'selected': ()" in (request.payload or ""):
         return cores(core())(request)
-    row = asdict(
-        CoreSummary(0, pid=7, signal=11, user="ada", comm="sh", text=packed("#0 f () at a.c:3"))
-    )
+    text = packed("#0 f () at a.c:3")
+    row = asdict(CoreSummary(0, pid=7, signal=11, user="ada", comm="sh", text=text))
     end = json.dumps(asdict(ReadTotals(0, 0)))
     return program(lambda nonce: f"{nonce} core {json.dumps(row)}\n{nonce} done {end}\n")(request)
 

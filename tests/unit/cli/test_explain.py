@@ -32,9 +32,8 @@ def test_who_repairs_and_what_decides_is_what_the_check_declares():
     assert Remedy("By a person", "reboot the node") in scope.remedies
     assert registry.page("limits.core").settings[0] == "limit_core"
     driver = registry.page("nics.driver")
-    assert [str(remedy) for remedy in driver.remedies] == [
-        "By a person: check which module is loaded"
-    ]
+    remedies = [str(remedy) for remedy in driver.remedies]
+    assert remedies == ["By a person: check which module is loaded"]
 
 
 def test_an_id_is_of_the_subject_that_has_the_check():

@@ -10,6 +10,7 @@ import pytest
 from nodeready.cli import _COMMANDS
 from nodeready.core.exit_codes import Refused
 from nodeready.runs import targets
+from tests.cases import read_table
 
 #: Packages that take long to load: only commands that talk to nodes or show a table need them.
 HEAVY = {"pyinfra", "gevent", "paramiko", "rich", "jinja2"}
@@ -83,13 +84,7 @@ def test_this_machine_is_the_same_with_and_without_pyinfra(monkeypatch, tmp_path
     assert plain is not None
     loaded = targets.select_targets("@local", targets.TargetOptions(), job=None, tell=print)
     assert (plain.policies, plain.transport.nodes) == (loaded.policies, loaded.transport.nodes)
-    for inventory, options in (
-        ("@local,", {}),
-        ("gpu001", {}),
-        ("@local", {"limit": "@local"}),
-        ("@local", {"via": "srun"}),
-        ("@local", {"sudo": True}),
-    ):
+    for inventory, options in read_table(__file__, "declared"):
         assert targets.undeclared_local(inventory, targets.TargetOptions(**options)) is None
     (tmp_path / "group_data").mkdir()
     assert targets.undeclared_local("@local", targets.TargetOptions()) is None
@@ -99,10 +94,8 @@ def test_completion_imports_nothing_that_talks_to_nodes_and_says_what_the_help_s
     lines = {f"nodeready {name} --": "--help" for name in _COMMANDS}
     lines |= {"nodeready au": "audit", "nodeready audit --format js": "json"}
     lines |= {"nodeready explain ptrace.s": "ptrace.scope", "nodeready audit @loc": "@local"}
-    lines |= {
-        "nodeready lab up --fault no-dr": "no-driver",
-        "nodeready audit -l @l": "@last-failed",
-    }
+    lines |= {"nodeready lab up --fault no-dr": "no-driver"}
+    lines |= {"nodeready audit -l @l": "@last-failed"}
     requests = [
         (None, {"_NODEREADY_COMPLETE": "zsh_complete", "COMP_WORDS": line,
                 "COMP_CWORD": str(len(line.split()) - 1)})

@@ -32,12 +32,8 @@ from tests.unit.audit.test_workers import POLICY, nodes_of
 from tests.unit.commands import AWAY, SOUND
 
 #: A node whose memory is another one: as after a fault of a module.
-SMALLER = shows(
-    {
-        name: re.sub(r"MemTotal: +\d+", "MemTotal:  1000000", text)
-        for name, text in recorded("h100").items()
-    }
-)
+TOTAL = re.compile(r"MemTotal: +\d+")
+SMALLER = shows({n: TOTAL.sub("MemTotal:  1000000", t) for n, t in recorded("h100").items()})
 #: The end of each of the site's checks, by its place among those that a look makes.
 SITE = "".join(f"{number} r 0\n" for number in range(3))
 MEMORY_MB = "host.memory_total_mb"
@@ -82,9 +78,8 @@ def test_an_audit_is_kept(run, memory):
         assert (off.error, off.unreachable, dict(off.facts)) == ("n: no answer in 15 s", True, {})
         gpus = [span for span in kept.parts_of("gpu2") if span.kind == "gpu"]
         # Both nodes are recordings of one node, so that each GPU was seen in both.
-        assert [{span.node for span in kept.parts(gpu.serial)} for gpu in gpus] == 8 * [
-            {"gpu1", "gpu2"}
-        ]
+        homes = [{span.node for span in kept.parts(gpu.serial)} for gpu in gpus]
+        assert homes == 8 * [{"gpu1", "gpu2"}]
 
 
 def test_a_page_has_the_trend_of_its_command_and_inventory(run):
@@ -275,9 +270,8 @@ def test_the_settings_of_the_memory(name, tmp_path, monkeypatch):
 
 def test_opt_in_checks_are_kept_where_they_were_made(run, memory):
     run({"gpu1": SOUND}, "audit")
-    opt_in = {
-        check.id for subject in SUBJECTS.values() for check in subject.checks if check.opt_in
-    }
+    checks = (check for subject in SUBJECTS.values() for check in subject.checks)
+    opt_in = {check.id for check in checks if check.opt_in}
     with memory() as kept:
         assert not opt_in & kept.node("gpu1", time.time()).results.keys()
 

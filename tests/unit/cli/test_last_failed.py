@@ -38,9 +38,8 @@ def test_the_next_run_selects_the_failed_nodes(case, tmp_path, state, capsys):
         if "failed" in step:
             options = {key: step[key] for key in ("lost", "reached", "limit") if key in step}
             fail(step["of"], step["failed"], **options)
-            assert [row.partition("\t")[0] for row in state.read_text().splitlines()] == (
-                step["kept"]
-            )
+            names = [row.partition("\t")[0] for row in state.read_text().splitlines()]
+            assert names == step["kept"]
         for limit, names in step.get("chosen", {}).items():
             capsys.readouterr()
             assert chosen(step["of"], limit) == names

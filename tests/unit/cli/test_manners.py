@@ -12,7 +12,7 @@ from nodeready.cli import screen
 from nodeready.cli.screen import NodeProgress
 from nodeready.core.exit_codes import Refused
 from nodeready.reports.lines import StyledLine
-from tests.cases import read_table
+from tests.cases import with_table
 from tests.command import Terminal
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -29,11 +29,8 @@ def test_version_and_help(tool):
     assert "Usage: nodeready" in nothing.err
 
 
-#: environment, --color, on a terminal -> whether there are colours
-COLOURS = read_table(__file__, "COLOURS")
-
-
-@pytest.mark.parametrize(("environment", "color", "on_terminal", "coloured"), COLOURS)
+# environment, --color, on a terminal -> whether there are colours
+@with_table("environment, color, on_terminal, coloured")
 def test_an_option_outranks_the_environment_and_that_the_terminal(
     environment, color, on_terminal, coloured, monkeypatch
 ):
@@ -120,9 +117,8 @@ def test_how_long_the_last_nodes_are_silent_is_said():
     waiting.clock = lambda: 85.0
     assert waiting.slow_nodes(60) == "waiting for 3: gpu[00017,00231,09998], 41 s"
     assert waiting.line(79).endswith("  1:25  waiting for 3: gpu[00017,00231,09998], 41 s")
-    assert waiting.sentence() == (
-        "probing: 9997 of 10000 nodes, 118/s. waiting for 3: gpu[00017,00231,09998], 41 s"
-    )
+    words = "probing: 9997 of 10000 nodes, 118/s. waiting for 3: gpu[00017,00231,09998], 41 s"
+    assert waiting.sentence() == words
     # A node that is told twice is one, and of another question none.
     for name in ("gpu00000", "login1"):
         waiting(name, failed=True)
@@ -131,9 +127,8 @@ def test_how_long_the_last_nodes_are_silent_is_said():
 
 def test_no_node_is_named_while_others_have_not_had_their_turn():
     assert asked(10_000, [*range(300)], 9).slow_nodes(60) == ""
-    assert asked(10_000, [*range(0, 400, 2)], 9).slow_nodes(40) == (
-        "waiting for 200: gpu[00000,00002,0000..."
-    )
+    slow = asked(10_000, [*range(0, 400, 2)], 9).slow_nodes(40)
+    assert slow == "waiting for 200: gpu[00000,00002,0000..."
 
 
 def test_ten_thousand_nodes_that_are_done_draw_nothing(monkeypatch):

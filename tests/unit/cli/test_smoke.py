@@ -13,7 +13,7 @@ from nodeready.fleet.transport.allocation import JobAllocation
 from nodeready.runs import targets
 from nodeready.runs.smoke import run as smoke_run
 from nodeready.runs.smoke.document import SmokeReport
-from tests.cases import read_table
+from tests.cases import with_table
 from tests.fake import Fake
 from tests.unit.commands import AWAY
 from tests.unit.reports.test_smoke_table import GPU, NODE, made
@@ -71,17 +71,13 @@ def test_without_options_all_idle_gpus_of_the_policys_user_for_five_minutes(smok
     assert before + 290 < task.deadline < time.monotonic() + 300
 
 
-@pytest.mark.parametrize(
-    ("words", "field", "value"), read_table(__file__, "an_option_is_in_the_task")
-)
+@with_table("words, field, value")
 def test_an_option_is_in_the_task(smoke, words, field, value):
     _, task = smoke(GO, *shlex.split(words))
     assert getattr(task.options, field) == value
 
 
-@pytest.mark.parametrize(
-    ("words", "error"), read_table(__file__, "a_mistake_is_one_line_before_any_node")
-)
+@with_table("words, error")
 def test_a_mistake_is_one_line_before_any_node(words, error, monkeypatch):
     def refuse(*_):
         raise AssertionError("a node was asked")
@@ -159,7 +155,6 @@ def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
     assert runner.task is not None
     assert runner.task.transport is transport
     policies = runner.task.policies.values()
-    assert {(policy.job_user, *policy.port_range) for policy in policies} == {
-        ("ada", 29600, 29610)
-    }
+    users = {(policy.job_user, *policy.port_range) for policy in policies}
+    assert users == {("ada", 29600, 29610)}
     assert runner.task.inventory_addresses == {}

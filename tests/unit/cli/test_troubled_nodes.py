@@ -212,10 +212,8 @@ def test_an_incident_names_each_troubled_node(incident, tmp_path):
     stacks_part, *others = kept["parts"]
     assert stacks_part["status"] == "partial"
     assert {gap["node"] for gap in stacks_part["gaps"]} == {"away", "dead", "hung"}
-    assert [gap["node"] for gap in stacks_part["gaps"] if gap["kind"] != "hung"] == [
-        "away",
-        "dead",
-    ]
+    names = [gap["node"] for gap in stacks_part["gaps"] if gap["kind"] != "hung"]
+    assert names == ["away", "dead"]
     assert [part["name"] for part in others] == ["logs", "cores", "audit"]
     assert done.out.startswith("job 4711")
     readme = (tmp_path / "kept" / "README.txt").read_text()
@@ -225,9 +223,8 @@ def test_an_incident_names_each_troubled_node(incident, tmp_path):
 def test_an_incident_of_a_job_that_nobody_knows_keeps_nothing(run, tmp_path):
     """A node that lists no core: it answers both programs at once, and each reads its own."""
     row = json.dumps({"places": ["/c/*"], "files": [], "unlisted_count": 0, "notes": []})
-    idle = program(
-        lambda nonce: f"{nonce} {stacks.pack(document('itself'))}\n{nonce} listing {row}\n"
-    )
+    stack = stacks.pack(document("itself"))
+    idle = program(lambda nonce: f"{nonce} {stack}\n{nonce} listing {row}\n")
     words = ("incident", "--job", "99", "-o", str(tmp_path / "kept"))
     with pytest.raises(
         Refused, match=r"no ranks on a,b: .* belongs to job 99; .*: nothing is kept"

@@ -165,7 +165,6 @@ def test_a_plan_names_nothing_that_the_node_chose(cases, least, monkeypatch):
                 assert EVIL not in named(action), (case, change.step)
                 assert getattr(action, "user", "") in ("", *want.pdshrc_users), (case, change.step)
     # Every step had to plan something, and often: else the lies prove nothing.
-    assert {step.name for step in STEPS} == {
-        name for name, count in steps.items() if count > least
-    }
+    planned = {name for name, count in steps.items() if count > least}
+    assert {step.name for step in STEPS} == planned
     assert actions == {"WriteFile", "RemoveFile", "MakeDirectory", "RunCommand", "Script"}

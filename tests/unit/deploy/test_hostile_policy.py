@@ -107,9 +107,8 @@ def test_files_whose_reader_takes_lines():
         assert re.fullmatch(r"/[^\s'\"\\%]+", directory), directory
         assert "/../" not in f"{directory}/"
         key, value = "kernel.core_pattern", policy.core_pattern
-        assert _lines(render("sysctl.conf.j2", key=key, value=value, comment=("core(5)",))) == [
-            f"{key} = {value}"
-        ]
+        text = render("sysctl.conf.j2", key=key, value=value, comment=("core(5)",))
+        assert _lines(text) == [f"{key} = {value}"]
         assert value == value.strip()
         domains = [f"{domain} - core unlimited" for domain in policy.limit_domains]
         limits = _lines(render("limits/limits.conf.j2", lines=domains))

@@ -24,7 +24,7 @@ from nodeready.subjects.registry import CHANGED, SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 from tests import declared
 from tests.builders.results import fail, ok
-from tests.cases import read_table
+from tests.cases import with_table
 from tests.helpers import here
 from tests.paths import ROOT
 from tests.unit.commands import pyinfra as run_pyinfra
@@ -74,9 +74,7 @@ def test_the_stronger_origin_wins(strongest):
         assert policy_of(call, data).core_retention_days == (last or 14)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "defaults", "line"), read_table(__file__, "wrong_settings")
-)
+@with_table("name, arguments, defaults, line")
 def test_a_wrong_setting_ends_the_run_with_one_line(name, arguments, defaults, line):
     """defaults: the data of the deploy around the call."""
     call = pkgutil.resolve_name(f"nodeready.{name}")

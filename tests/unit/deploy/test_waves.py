@@ -84,8 +84,7 @@ def test_an_undo_only_looks_with_check(run):
 def test_an_answer_of_a_node_is_only_text():
     answer = "x.y remove /a\x1b[2J\nno line\nx.y evil /b\nx.y changed /c\nx.y failed /d: full\n"
     undo = parse_undo(answer)
-    assert [action.text for change in undo.changes for action in change.actions] == [
-        "remove /a\\x1b[2J"
-    ]
+    texts = [action.text for change in undo.changes for action in change.actions]
+    assert texts == ["remove /a\\x1b[2J"]
     assert undo.failed == {"x.y": "/d: full"}
     assert [result.source for result in undo.changed_since] == ["/c"]

@@ -29,6 +29,7 @@ from nodeready.runs.ready.run import run_mesh
 from nodeready.subjects.proof.facts import Mesh
 from tests.builders.hostile import envelope, look, recorded
 from tests.builders.traces import LOAD, REDUCE, document, process
+from tests.cases import read_table
 from tests.fake import Does, Fake
 from tests.unit.commands import SOUND, program
 from tests.unit.fuzz.alone import alone, bounded
@@ -223,14 +224,7 @@ def liar(change: Callable[[str], str]) -> Does:
 SECTIONS = recorded("h100")
 
 
-LOOKS = {
-    "audit": ("audit", "--format", "json"),
-    "audit table": ("audit", "-v"),
-    "ready": ("ready", "--only", "limits,host,gpus,rdma,nics", "--format", "json"),
-    "deploy": ("deploy", "--check", "--diff"),
-    "env": ("env",),
-    "learn": ("learn",),
-}
+LOOKS = read_table(__file__, "LOOKS")
 
 
 def results(out: str) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ from pyinfra.api.exceptions import InventoryError
 from nodeready.core.policy import Policy, check_settings
 from nodeready.fleet.inventory.load import load, names
 from nodeready.fleet.inventory.nodeset import nodes
+from tests.cases import read_table
 from tests.paths import ROOT
 from tests.unit.commands import pyinfra
 
@@ -57,11 +58,7 @@ def test_a_copy_loads_under_pyinfra_and_under_nodeready(
 
 
 def test_a_failure_is_one_line_without_a_traceback(tmp_path, monkeypatch):
-    for name, environ, why in (
-        ("slurm", {}, "no Slurm here"),
-        ("slurm", {"SLURM_JOB_NODELIST": "$(reboot)"}, "no list of nodes"),
-        ("hostfile", {"NODEREADY_HOSTFILE": "/no/such"}, "cannot read the hostfile /no/such"),
-    ):
+    for name, environ, why in read_table(__file__, "a_failure_is_one_line_without_a_traceback"):
         for key, value in environ.items():
             monkeypatch.setenv(key, value)
         path = INVENTORIES / f"{name}.py"

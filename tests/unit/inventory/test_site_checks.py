@@ -45,10 +45,8 @@ def test_a_list_of_nodes_has_no_groups_and_says_so(site, tmp_path):
 def test_the_place_of_a_check_is_its_line(site):
     text = '# id = "scratch"\r\n' + SCRATCH.replace("\n", "\r\n") + H100
     site({"checks.d/a.toml": "\ufeff" + text, "checks.d/.b.toml": "[", "checks.d/c.bak": "["})
-    assert [check.source for check in load("prod.py").site_checks] == [
-        "checks.d/a.toml:3",
-        "checks.d/a.toml:7",
-    ]
+    sources = [check.source for check in load("prod.py").site_checks]
+    assert sources == ["checks.d/a.toml:3", "checks.d/a.toml:7"]
 
 
 LONG = SCRATCH.replace("df", "d" * 15000)

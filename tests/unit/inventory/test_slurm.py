@@ -82,12 +82,9 @@ def test_the_nodes_of_the_partition_that_is_named(tools):
 def test_the_nodes_of_the_job_come_from_scontrol_without_a_shell(tools):
     tools.prints("scontrol", "gpu001\ngpu002\nlogin1\n")
     tools.prints("sinfo", SINFO)
-    assert tools.ask({**JOB, "NODEREADY_PARTITION": "ignored"}) == {
-        "all": ["gpu001", "gpu002", "login1"],
-        "debug": ["gpu001"],
-        "h100": ["gpu001", "gpu002"],
-        "secret": ["gpu002"],
-    }
+    h100 = {"h100": ["gpu001", "gpu002"], "secret": ["gpu002"]}
+    groups = {"all": ["gpu001", "gpu002", "login1"], "debug": ["gpu001"], **h100}
+    assert tools.ask({**JOB, "NODEREADY_PARTITION": "ignored"}) == groups
     assert tools.calls("scontrol") == ["show", "hostnames", "gpu[001-002],login1"]
 
 

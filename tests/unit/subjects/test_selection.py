@@ -11,12 +11,10 @@ from tests.cases import cases
 
 def test_nothing_said_is_everything_in_the_order_of_the_reports():
     named = {"proof.collective", *ACTIVE_CHECKS, *NETWORK_CHECKS}
-    assert select((), subjects=SUBJECTS).checks == tuple(
-        id for id in registry.check_ids() if id not in named
-    )
-    assert select(()).checks == tuple(
-        id for id in registry.check_ids() if not id.startswith("proof.")
-    )
+    expected = tuple(id for id in registry.check_ids() if id not in named)
+    assert select((), subjects=SUBJECTS).checks == expected
+    default = tuple(id for id in registry.check_ids() if not id.startswith("proof."))
+    assert select(()).checks == default
     # Only a policy declares checks of the site's own.
     assert (*select(()).subjects, "site") == registry.LOOKED_AT
 
@@ -34,12 +32,8 @@ def test_what_takes_minutes_is_made_where_it_is_named_alone(case):
 
 
 def test_a_subject_that_could_not_be_observed_stays_with_any_of_its_checks():
-    observed = [
-        fail("ptrace.scope", "0", "1"),
-        unknown("ptrace.observed", "timed out"),
-        unknown("limits.observed", "timed out"),
-        fail("limits.core", "unlimited", "0"),
-    ]
+    observed = [fail("ptrace.scope", "0", "1"), fail("limits.core", "unlimited", "0")]
+    observed[1:1] = [unknown(f"{name}.observed", "timed out") for name in ("ptrace", "limits")]
     selected = select((), "ptrace.selinux,limits.core").of(observed)
     assert selected == observed[1:]
 

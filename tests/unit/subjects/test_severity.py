@@ -23,9 +23,8 @@ def test_each_check_declares_its_severity_and_its_ladder(check):
         assert set(cost.actions) - {"deploy"}
 
 
-LADDER = Check(
-    "a.b", loses_job("deploy", "reset_gpu", "reboot", source="S"), "", (), "", (), lambda *_: None
-)
+COST = loses_job("deploy", "reset_gpu", "reboot", source="S")
+LADDER = Check("a.b", COST, "", (), "", (), lambda *_: None)
 
 
 @pytest.mark.parametrize(

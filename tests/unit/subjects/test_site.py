@@ -88,9 +88,8 @@ def test_an_answer_that_makes_no_sense_is_unknown(answer):
     policy = Policy(site_checks=(parse({"id": "a", "run": "echo", "equals": ""}),))
     text = f"\n@{NONCE} begin site\n{answer}\n@{NONCE} rc 0\n\n@{NONCE} end\n"
     packed = base64.b64encode(text.encode()).decode()
-    observed = snapshot.read(
-        f"nodeready/1 {NONCE} plain\n{packed}\nnodeready/1 {NONCE} end\n", PROBES, policy, NONCE
-    )
+    answer = f"nodeready/1 {NONCE} plain\n{packed}\nnodeready/1 {NONCE} end\n"
+    observed = snapshot.read(answer, PROBES, policy, NONCE)
     assert [result.status for result in judge(observed, policy)] == ["unknown"]
 
 

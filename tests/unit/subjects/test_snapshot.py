@@ -79,9 +79,8 @@ def test_sections_come_back_whole_and_each_fails_alone(answer, kind):
 
 
 def test_what_is_mostly_quick_runs_in_the_one_shell(answer):
-    sections = [
-        section(name, f"echo {name}=1", parallel=True, quick=True) for name in ("first", "second")
-    ]
+    names = "first", "second"
+    sections = [section(name, f"echo {name}=1", parallel=True, quick=True) for name in names]
     body = unpacked(answer([*sections, section("good", "echo c=3")]))
     marks = re.findall(rf"^@{NONCE} (begin|piped) (\w+)$", body, re.M)
     assert marks == [("begin", "good"), ("piped", "first"), ("piped", "second")]
@@ -152,12 +151,9 @@ def test_a_value_is_read_whole_whatever_the_shell(answer, tmp_path):
 def test_no_shell_reads_a_number_of_proc_sys_without_nr_value():
     """Of a number, the read of dash takes the first digit; a text comes whole."""
     whole = {"kernel/arch", "kernel/osrelease", "kernel/hostname"}
-    read = {
-        name
-        for path in PACKAGE.rglob("*")
-        if path.suffix in (".py", ".sh", ".j2")
-        for name in re.findall(r"<\"?/proc/sys/([\w/.]+)", path.read_text())
-    }
+    files = (path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".sh", ".j2"))
+    pattern = re.compile(r"<\"?/proc/sys/([\w/.]+)")
+    read = {name for path in files for name in pattern.findall(path.read_text())}
     assert read == whole
 
 

@@ -8,10 +8,10 @@ from nodeready.core.policy import Policy
 from nodeready.core.result import waive, waiver_problems
 from nodeready.core.settings import Waiver
 from tests.builders.results import fail, fixable, ok, unknown, warn
+from tests.cases import read_table
 
-WANT = replace(
-    Policy(), waivers=(Waiver("limits.core", "batch nodes"), Waiver("ptrace.scope", "ticket 4711"))
-)
+WAIVERS = Waiver("limits.core", "batch nodes"), Waiver("ptrace.scope", "ticket 4711")
+WANT = replace(Policy(), waivers=WAIVERS)
 TODAY = "2027-01-15"
 IDS = ["ptrace.scope", "ptrace.selinux", "limits.core"]
 
@@ -59,23 +59,15 @@ def test_a_waiver_that_ends_warns_two_weeks_before_and_then_hides_nothing(
 
 
 def test_nothing_else_is_waived():
-    findings = [
-        ok("ptrace.scope", "0"),
-        unknown("ptrace.scope", "timed out"),
-        fail("ptrace.selinux", "off", "on"),
-    ]
+    findings = [ok("ptrace.scope", "0"), unknown("ptrace.scope", "timed out")]
+    findings.append(fail("ptrace.selinux", "off", "on"))
     assert waive(findings, WANT, TODAY) == findings
     assert waive(findings, Policy(), TODAY) == findings
 
 
 def test_a_waiver_of_no_check_is_a_problem_that_says_what_was_meant():
     assert waiver_problems(WANT, IDS) == []
-    for check, meant in (
-        ("ptrace.scop", "did you mean ptrace.scope?"),
-        ("limits.zzzzzzz", "there are limits.core"),
-        ("nothing.like_it", "no such check"),
-        ("ptrace.observed", "cannot be waived"),
-    ):
+    for check, meant in read_table(__file__, "no_checks"):
         (problem,) = waiver_problems(replace(Policy(), waivers=(Waiver(check, "why"),)), IDS)
         assert check in problem
         assert meant in problem

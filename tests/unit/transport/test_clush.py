@@ -21,7 +21,7 @@ from nodeready.fleet.transport.clush.gateway import (
 )
 from nodeready.fleet.transport.clush.transport import FramedOutput, framed, request_line
 from nodeready.fleet.transport.connectors import OutputTooLarge, PipedProgram, reply_of
-from tests.cases import cases
+from tests.cases import cases, read_table
 
 NONCE = "nodeready-0123456789abcdef"
 WAY = SshTarget("n1", "n1", user="root", key="/k")
@@ -121,11 +121,7 @@ def test_the_data_of_an_inventory_are_options_of_ssh():
 
 
 def test_data_that_only_pyinfra_can_use_are_refused():
-    for name, data, why in (
-        ("n1", {"ssh_password": "x"}, "ssh_password is for pyinfra's own ssh"),
-        ("n1", {"_doas": True}, "_doas is pyinfra's"),
-        ("@local", {}, "@local is a connector of pyinfra's"),
-    ):
+    for name, data, why in read_table(__file__, "data_that_only_pyinfra_can_use_are_refused"):
         assert ssh_target(host(name, **data)).refused == f"{why}: ask with --via ssh"
     assert ssh_target(host()).refused == ""
 

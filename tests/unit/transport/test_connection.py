@@ -19,22 +19,8 @@ from paramiko import Ed25519Key, PKey, RSAKey, SSHException
 from paramiko.pkey import PublicBlob
 
 from nodeready.core.outcome import FAILED, Gap
-from nodeready.fleet.transport import ssh
+from nodeready.fleet.transport import keys, logins, ssh
 from nodeready.fleet.transport.connection import ASKING, Neighbours, connect_error, on_link, routes
-from nodeready.fleet.transport.keys import (
-    HostKeyError,
-    HostKeyPolicy,
-    KnownHostsFiles,
-    SshIdentity,
-    offered_keys,
-)
-from nodeready.fleet.transport.logins import (
-    HANDSHAKES,
-    Client,
-    HandshakeLimiter,
-    PausableDeadline,
-    SshLogins,
-)
 from nodeready.fleet.transport.ssh_config import (
     Login,
     SshConfig,
@@ -112,10 +98,9 @@ def judge(tmp_path, text: str, strict: str = "accept-new", name: str = "n1") -> 
     file.write_text(text)
     bare = name.strip("[").partition("]")[0]
     try:
-        HostKeyPolicy(KnownHostsFiles([str(file)]), name, bare, strict).missing_host_key(
-            Client(), name, OWN
-        )
-    except HostKeyError as problem:
+        policy = keys.HostKeyPolicy(keys.KnownHostsFiles([str(file)]), name, bare, strict)
+        policy.missing_host_key(logins.Client(), name, OWN)
+    except keys.HostKeyError as problem:
         return str(problem)
     except SSHException:
         return "unknown"
@@ -150,9 +135,8 @@ def test_a_new_key_is_remembered_and_known_from_then_on(tmp_path):
 def test_a_new_key_makes_the_directory_of_its_user(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / ".ssh/known_hosts"
-    HostKeyPolicy(KnownHostsFiles([str(file)]), "n1", "n1", "accept-new").missing_host_key(
-        None, "n1", OWN
-    )
+    policy = keys.HostKeyPolicy(keys.KnownHostsFiles([str(file)]), "n1", "n1", "accept-new")
+    policy.missing_host_key(None, "n1", OWN)
     assert file.read_text() == f"{row('n1', OWN)}\n"
     assert [path.stat().st_mode & 0o777 for path in (file.parent, file)] == [0o700, 0o600]
 
@@ -184,11 +168,11 @@ def test_a_certificate_holds_by_its_authority(tmp_path, kind, mark, changed, why
     own = authority_key(kind)
     public = own.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     (tmp_path / "known").write_text(f"{mark} n* {public}\n" if mark else "")
-    host = HostKeyPolicy(KnownHostsFiles([str(tmp_path / "known")]), "n1", "n1", "yes")
+    host = keys.HostKeyPolicy(keys.KnownHostsFiles([str(tmp_path / "known")]), "n1", "n1", "yes")
     if not why:
         host.missing_host_key(None, "n1", certificate(own))
         return
-    with pytest.raises(HostKeyError, match=why):
+    with pytest.raises(keys.HostKeyError, match=why):
         host.missing_host_key(None, "n1", certificate(own, **changed))
 
 
@@ -196,11 +180,11 @@ def test_keys_that_are_known_are_asked_for_first(tmp_path):
     file = tmp_path / "known"
     file.write_text(f"{row('n1', RSA)}\n@cert-authority ca* {row('', OTHER).strip()}\n")
     wanted = ("ssh-ed25519", "rsa-sha2-512", "ssh-rsa")
-    known = KnownHostsFiles([str(file)])
-    assert HostKeyPolicy(known, "n1", "n1", "yes").order(wanted) == (
+    known = keys.KnownHostsFiles([str(file)])
+    assert keys.HostKeyPolicy(known, "n1", "n1", "yes").order(wanted) == (
         "rsa-sha2-512", "ssh-rsa", "ssh-ed25519",
     )  # fmt: skip
-    first = HostKeyPolicy(known, "ca1", "ca1", "yes").order(wanted)
+    first = keys.HostKeyPolicy(known, "ca1", "ca1", "yes").order(wanted)
     assert first[0] == "ssh-ed25519-cert-v01@openssh.com"
     assert first[-3:] == wanted
 
@@ -209,8 +193,8 @@ def test_a_file_that_may_not_be_read_knows_something(tmp_path):
     directory = tmp_path / "known"
     directory.mkdir()
     with pytest.raises(SshConfigError, match="known hosts"):
-        KnownHostsFiles([str(directory)])
-    assert KnownHostsFiles([str(directory)], optional=[str(directory)]).about("x") == []
+        keys.KnownHostsFiles([str(directory)])
+    assert keys.KnownHostsFiles([str(directory)], optional=[str(directory)]).about("x") == []
 
 
 class Held:
@@ -223,25 +207,23 @@ class Held:
 
 def test_keys_are_offered_in_the_order_of_ssh():
     named, further, filed = key(), key(), key()
-    identities = [
-        SshIdentity("f", filed, filed.asbytes()),
-        SshIdentity("n.pub", None, named.asbytes()),
-    ]
+    identities = [keys.SshIdentity("f", filed, filed.asbytes())]
+    identities.append(keys.SshIdentity("n.pub", None, named.asbytes()))
     agent = [Held(further), Held(named)]
-    blobs = [item.asbytes() for item in offered_keys(identities, [], agent, only_named=False)]  # type: ignore[arg-type]
+    blobs = [item.asbytes() for item in keys.offered_keys(identities, [], agent, only_named=False)]  # type: ignore[arg-type]
     assert blobs == [named.asbytes(), further.asbytes(), filed.asbytes()]
-    blobs = [item.asbytes() for item in offered_keys(identities, [], agent, only_named=True)]  # type: ignore[arg-type]
+    blobs = [item.asbytes() for item in keys.offered_keys(identities, [], agent, only_named=True)]  # type: ignore[arg-type]
     assert blobs == [named.asbytes(), filed.asbytes()]
 
 
 def test_an_address_has_few_turns_and_is_dead_for_all_at_once():
-    gate, at_once, most, tries = HandshakeLimiter(), 0, 0, 0
+    gate, at_once, most, tries = logins.HandshakeLimiter(), 0, 0, 0
 
     def turn(error: int) -> str:
         nonlocal at_once, most, tries
-        client = Client()
+        client = logins.Client()
         try:
-            with PausableDeadline(60) as patience, gate.turn(client, patience):
+            with logins.PausableDeadline(60) as patience, gate.turn(client, patience):
                 at_once, tries = at_once + 1, tries + 1
                 most = max(most, at_once)
                 gevent.sleep(0.01)
@@ -258,9 +240,9 @@ def test_an_address_has_few_turns_and_is_dead_for_all_at_once():
         return [job.value for job in jobs]
 
     assert turns(*[0] * 20) == [""] * 20
-    assert (most, tries) == (HANDSHAKES, 20)
+    assert (most, tries) == (logins.HANDSHAKES, 20)
     assert turns(*[errno.ECONNREFUSED] * 20) == ["[Errno 111] gone"] * 20
-    assert tries == 20 + HANDSHAKES
+    assert tries == 20 + logins.HANDSHAKES
     # Who comes later tries anew.
     assert turn(0) == ""
     # A fault of one of us is not the address's.
@@ -268,17 +250,17 @@ def test_an_address_has_few_turns_and_is_dead_for_all_at_once():
 
 
 def test_an_argument_that_paramiko_lacks_is_named():
-    connect, login = SshLogins(5).connect, Login("gpu1", "/dev/null")
+    connect, login = logins.SshLogins(5).connect, Login("gpu1", "/dev/null")
     with pytest.raises(SshConfigError, match="gpu1: paramiko here has no bogus: correct"):
-        connect(Client(), login, PausableDeadline(5), timeout=1, bogus=True)
+        connect(logins.Client(), login, logins.PausableDeadline(5), timeout=1, bogus=True)
 
 
 def test_a_deadline_stands_still_while_others_have_their_turn():
-    with PausableDeadline(0.5) as patience:
+    with logins.PausableDeadline(0.5) as patience:
         with patience.paused():
             gevent.sleep(0.7)
         gevent.sleep(0)
-    patience = PausableDeadline(0.05)
+    patience = logins.PausableDeadline(0.05)
     with pytest.raises(gevent.Timeout) as raised, patience:
         gevent.sleep(60)
     assert patience.owns(raised.value)
@@ -298,9 +280,12 @@ def test_room_for_as_many_nodes_as_there_are_descriptors(monkeypatch, limits, ro
 
 def test_a_link_asks_for_its_rights_once_and_again_only_if_it_is_told_to(monkeypatch):
     calls, failures = [], [Gap(FAILED, "gone"), None]
-    monkeypatch.setattr(ssh, "connect", lambda host: calls.append("connect") or failures.pop(0))
+    for name, does in (
+        ("connect", lambda host: calls.append("connect") or failures.pop(0)),
+        ("ssh_peer", lambda host: "peer"),
+    ):
+        monkeypatch.setattr(ssh.connectors, name, does)
     monkeypatch.setattr(ssh, "rights_of", lambda host: calls.append("become") or "rights")
-    monkeypatch.setattr(ssh, "ssh_peer", lambda host: "peer")
     link = ssh.NodeConnection(host := SimpleNamespace(connected=False))
     assert (link.connect().reason, link.connect(again=False).reason) == ("gone", "gone")
     assert (link.connect(), link.peer, link.rights) == (None, "peer", "rights")
@@ -356,7 +341,7 @@ def test_a_path_is_filled_in(monkeypatch):
 
 
 def test_names_that_do_not_resolve_do_not_block_the_lookups_of_other_names():
-    SshLogins(15)
+    logins.SshLogins(15)
     waiting = Event()
     pool = gevent.get_hub().threadpool
     try:

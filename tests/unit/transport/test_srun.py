@@ -10,7 +10,7 @@ from nodeready.core.outcome import OUTPUT
 from nodeready.fleet.transport import allocation
 from nodeready.fleet.transport.allocation import SrunError, running
 from nodeready.fleet.transport.srun import JobAllocation, Srun, StepOutput
-from tests.cases import cases, read_data, with_table
+from tests.cases import cases, read_data, read_table, with_table
 
 NONCE = "nodeready-00"
 BEGIN, END = f"{NONCE} at", f"{NONCE} end"
@@ -43,13 +43,7 @@ def squeue(program, monkeypatch):
 
 
 def test_ones_own_job_that_runs_can_be_asked_and_nobody_elses(squeue):
-    for row, why in (
-        ("7|RUNNING|bob|n[1-2]\n", "is bob's: Slurm starts a step in it for nobody but bob"),
-        ("7|PENDING|bob|\n", "does not run: it is PENDING"),
-        ("", "does not run any more"),
-        ("7|RUNNING|ada|n1\n8|RUNNING|ada|n2\n", "is an array"),
-        ("7|RUNNING\n", "does not run any more"),
-    ):
+    for row, why in read_table(__file__, "ones_own_job_that_runs_can_be_asked_and_nobody_elses"):
         squeue(row)
         with pytest.raises(SrunError) as caught:
             running("7")
@@ -150,9 +144,8 @@ ECHO = 'while read -r line <&3; do echo "M $line"; done; echo over >&2'
 
 
 def test_an_older_slurm_is_asked_without_overlap(program):
-    program(
-        "srun", OLD.format(log="/dev/null") + 'SLURMD_NODENAME=gpu1 sh -c "$last" | sed "s/^/0: /"'
-    )
+    answer = 'SLURMD_NODENAME=gpu1 sh -c "$last" | sed "s/^/0: /"'
+    program("srun", OLD.format(log="/dev/null") + answer)
     notes: list[str] = []
     steps = Srun(JobAllocation("1", ("gpu1",)), notes.append)
     for _ in range(2):

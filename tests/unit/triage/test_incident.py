@@ -18,6 +18,7 @@ from nodeready.runs.collector import EvidenceCollector, LogWriter, own_files
 from nodeready.runs.incident import Part
 from nodeready.runs.stacks.document import Suspect, Verdict
 from nodeready.runs.tell import Tell
+from tests.cases import with_table
 
 STARTED = "2026-11-21T03:00:00Z"
 SECRET = "hf_abcdefghijABCDEFGHIJ0123"
@@ -126,18 +127,11 @@ def test_only_its_owner_can_read_it(tmp_path):
     assert directory.path.stat().st_mode & 0o777 == 0o700
     with tarfile.open(whole.archive) as tar:
         rows = [(file.name, file.mode, file.uid, file.uname, file.mtime) for file in tar]
-    assert rows == [
-        (f"hang/{name}", 0o600, 0, "", 1795230000)
-        for name in ("README.txt", "incident.json", "stacks/one.txt")
-    ]
+    names = "README.txt", "incident.json", "stacks/one.txt"
+    assert rows == [(f"hang/{name}", 0o600, 0, "", 1795230000) for name in names]
 
 
-@pytest.mark.parametrize(("name", "problem"), [
-    ("hang/notes.txt", "holds other files (notes.txt) already: name a new directory"),
-    ("hang/incident.json", "holds an incident already: name a new directory"),
-    ("hang.tar.gz", "hang.tar.gz: is there already: name a new directory"),
-    ("hang", "is no directory"),
-])  # fmt: skip
+@with_table("name, problem")
 def test_nothing_that_is_there_is_written_over(tmp_path, name, problem):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
@@ -200,16 +194,12 @@ def test_a_log_that_cannot_be_read_costs_no_other_log(tmp_path, monkeypatch):
     nodes = SimpleNamespace(transport=SimpleNamespace(interrupted=False))
     collector = EvidenceCollector(nodes, Tell(), "4711", "", 30, None, None)
     collector.stacks = SimpleNamespace()
-    collector.logs["gpu1"] = {
-        "/a.log": [LogWriter(1, 1.0, 0, ("step 1",))],
-        "/b.log": [LogWriter(2, 1.0, 1, ("step 2",))],
-    }
+    collector.logs["gpu1"] = {"/a.log": [LogWriter(1, 1.0, 0, ("step 1",))]}
+    collector.logs["gpu1"]["/b.log"] = [LogWriter(2, 1.0, 1, ("step 2",))]
     directory = incidents.prepare(tmp_path / "incident")
     part = collector.take_logs(directory)
-    assert (part.status, part.gaps) == (
-        "partial",
-        (NodeGap("gpu1", "incomplete", "/a.log: is no text"),),
-    )
+    gap = NodeGap("gpu1", "incomplete", "/a.log: is no text")
+    assert (part.status, part.gaps) == ("partial", (gap,))
     texts = [(directory.path / name).read_text() for name in directory.files("logs")]
     assert sorted(texts) == ["gpu1:/a.log (ranks 0)\nstep 1\n", "gpu1:/b.log (ranks 1)\nstep 2\n"]
 
@@ -220,19 +210,7 @@ def test_of_a_mixed_log_each_rank_of_the_node_is_a_file():
         return replace(own, rank=rank, host=host, is_mixed=is_mixed)
 
     writers = [LogWriter(pid, 1.0, rank, ()) for pid, rank in ((1, 4), (2, 5), (3, 6))]
-    logs = [
-        log(None),
-        log(3),
-        log(4),
-        log(5),
-        log(6),
-        log(None, "gpu2"),
-        log(None, is_mixed=False),
-    ]
+    logs = [*map(log, (None, 3, 4, 5, 6)), log(None, "gpu2"), log(None, is_mixed=False)]
     kept = own_files(NodeTail("gpu1.cluster", tuple(logs), (), 0, 0, ""), writers)
-    assert [(ranks, lines[0]) for _, ranks, lines in kept] == [
-        ([], "of None"),
-        ([4], "of 4"),
-        ([5], "of 5"),
-        ([4, 5], "of None"),
-    ]
+    firsts = [(ranks, lines[0]) for _, ranks, lines in kept]
+    assert firsts == [([], "of None"), ([4], "of 4"), ([5], "of 5"), ([4, 5], "of None")]

@@ -35,13 +35,9 @@ def document() -> Jobs:
         trace("gpu3", found(0, job="9", user="bob", world_size=1)),
     ]
     gaps = tuple(NodeGap(name, NO_PYTHON, "no Python 3.9 or newer") for name in ("gpu4", "gpu5"))
-    return Jobs(
-        "2026-01-02T03:04:05Z",
-        "2026-01-02T03:04:06Z",
-        ("gpu1", "gpu2", "gpu3", "gpu10"),
-        running_jobs(traces),
-        gaps,
-    )
+    nodes = "gpu1", "gpu2", "gpu3", "gpu10"
+    moments = "2026-01-02T03:04:05Z", "2026-01-02T03:04:06Z"
+    return Jobs(*moments, nodes, running_jobs(traces), gaps)
 
 
 TABLE = read_data(__file__, "jobs.txt")

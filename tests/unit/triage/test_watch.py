@@ -21,7 +21,7 @@ from nodeready.runs.watch import (
     probe,
     signs,
 )
-from tests.cases import cases
+from tests.cases import cases, with_table
 
 MINUTE = 60.0
 REST = Motion(100, 0, 5.0, "S", 50.0, 80.0, 1000, 5000, 10_000, 4, 2000, 300, False, False)
@@ -123,11 +123,7 @@ def test_every_sign_says_what_was_seen_and_of_whom():
     }
 
 
-@pytest.mark.parametrize(("witness", "rate", "moves"), [
-    ("bytes", 4096, True), ("bytes", 4095, None), ("bytes", 513, None), ("bytes", 512, False),
-    ("ports", 1e6, True), ("ports", 999_999, None), ("ports", 65_537, None),
-    ("ports", 65_536, False), ("switches", 13, None), ("switches", 12, False),
-])  # fmt: skip
+@with_table("witness, rate, moves")
 def test_the_limits_of_a_sign(witness, rate, moves):
     changes = {"bytes": {"moved_bytes": 60 * rate}, "switches": {"switches": 60 * rate}}
     step = {**NOTHING, **changes.get(witness, {})}
@@ -218,10 +214,8 @@ def test_a_node_without_an_answer_is_not_the_end_of_the_job():
     _, fired, watch = watched([first, *silent])
     assert (watch.judgement.kind, fired) == ("unclear", [])
     _, _, watch = watched([first, JobSnapshot(MINUTE), JobSnapshot(2 * MINUTE)])
-    assert (watch.judgement.kind, watch.text) == (
-        "gone",
-        "the job has ended (if it died: nodeready postmortem)",
-    )
+    text = "the job has ended (if it died: nodeready postmortem)"
+    assert (watch.judgement.kind, watch.text) == ("gone", text)
 
 
 CONFIG = motion.MotionConfig("", "nodeready:test", 20, "4711")

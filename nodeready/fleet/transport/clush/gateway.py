@@ -37,14 +37,7 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 from gevent.queue import Empty, Queue
 
-from nodeready.agent.asking import (
-    CONNECT_TIMEOUT_S,
-    DEAD_AFTER_S,
-    ERROR_BYTES,
-    KEEPALIVE_S,
-    append_up_to,
-    new_nonce,
-)
+from nodeready.agent import asking
 from nodeready.core.shell import quote
 from nodeready.core.text import sanitise
 from nodeready.fleet.inventory.nodeset import split, unique
@@ -55,12 +48,9 @@ if TYPE_CHECKING:
     from pyinfra.api import Host
 
 
-# --- The nodes as targets of ssh, and the gateways of topology.conf.
+# --- The nodes as targets of ssh: the inventory's settings as options of ssh.
 
 LOGIN_S = 10  # seconds for the rest of a login, after ConnectTimeout: TCP, banner and key exchange
-
-
-# --- The inventory's settings as options of ssh.
 
 
 @dataclass(frozen=True)
@@ -88,7 +78,7 @@ class SshTarget:
             user=self.user or ("its own" if gateway else getpass.getuser()),
             key=f"any key{place}" if gateway else self.key or "any key of the agent or ~/.ssh",
             known_hosts=f"~/.ssh/known_hosts{place}" if gateway else self.known_hosts,
-            limit_s=CONNECT_TIMEOUT_S,
+            limit_s=asking.CONNECT_TIMEOUT_S,
         )
 
 
@@ -121,11 +111,9 @@ SSH_ERRORS = tuple(
 
 def connect_error_words(errors: str) -> str:
     """ssh's standard error in the words that `connect_error` knows."""
-    for pattern, words in SSH_ERRORS:
-        if pattern.search(errors):
-            return words
-    rows = [row.strip() for row in errors.splitlines() if row.strip()]
-    return sanitise(rows[-1][:200]) if rows else "timed out"
+    rows = ["timed out", *(row.strip() for row in errors.splitlines() if row.strip())]
+    known_words = (words for pattern, words in SSH_ERRORS if pattern.search(errors))
+    return next(known_words, sanitise(rows[-1][:200]))
 
 
 #: pyinfra's arguments that change a command, which only pyinfra supports.
@@ -188,8 +176,8 @@ def ssh_target(host: Host, sudo: bool = False) -> SshTarget:
 COMMON = (
     "-oBatchMode=yes", "-oLogLevel=ERROR", "-oControlMaster=no", "-oForwardAgent=no",
     "-oForwardX11=no", "-oClearAllForwardings=yes", "-oRequestTTY=no",
-    f"-oConnectTimeout={CONNECT_TIMEOUT_S}", f"-oServerAliveInterval={KEEPALIVE_S}",
-    f"-oServerAliveCountMax={DEAD_AFTER_S // KEEPALIVE_S}",
+    f"-oConnectTimeout={asking.CONNECT_TIMEOUT_S}", f"-oServerAliveInterval={asking.KEEPALIVE_S}",
+    f"-oServerAliveCountMax={asking.DEAD_AFTER_S // asking.KEEPALIVE_S}",
 )  # fmt: skip
 
 
@@ -481,7 +469,7 @@ class Gateway:
         self.slots, self.asked_count = BoundedSemaphore(fanout), 0
         self.is_fit, self.unfit_reason, self.judged = False, "", Event()
         self.commands: dict[int, GatewayCommand] = {}
-        self.hello = f"{new_nonce()} gateway".encode()
+        self.hello = f"{asking.new_nonce()} gateway".encode()
         self._on_close, self._numbers, self._strays = on_close, itertools.count(), 0
         self._texts: dict[bytes, int] = {}
         self._orders: Queue[dict[str, Any]] = Queue()
@@ -521,7 +509,7 @@ class Gateway:
 
         def read_errors() -> None:
             while data := program.read_errors():
-                append_up_to(errors, data, ERROR_BYTES)
+                asking.append_up_to(errors, data, asking.ERROR_BYTES)
 
         def write() -> None:
             # Its reader sees the end of the connection.
@@ -530,7 +518,7 @@ class Gateway:
                     program.write(json.dumps(self._orders.get()).encode() + b"\n", None)
 
         helpers: list[Any] = []
-        limit_s = CONNECT_TIMEOUT_S + LOGIN_S
+        limit_s = asking.CONNECT_TIMEOUT_S + LOGIN_S
         timer = gevent.Timeout.start_new(limit_s)
         try:
             program = connect()

@@ -10,7 +10,7 @@ import os
 import resource
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from shutil import which
@@ -21,24 +21,13 @@ from ClusterShell.Defaults import DEFAULTS
 from gevent.lock import BoundedSemaphore
 from gevent.pool import Pool
 
-from nodeready.agent.asking import (
-    CONNECT_TIMEOUT_S,
-    ERROR_BYTES,
-    Answer,
-    Exchange,
-    Key,
-    Request,
-    ResultT,
-    TransportUnavailable,
-    end_script,
-    new_nonce,
-    node_of,
-)
+from nodeready.agent import asking
 from nodeready.agent.local import LineChannel, as_root, judge_reply
 from nodeready.core import shell
 from nodeready.core.outcome import HUNG, LOST, OUTPUT, REFUSED, SUDO, UNREACHABLE, Gap
 from nodeready.core.shell import KILL_AFTER_S, quote
 from nodeready.core.text import sanitise
+from nodeready.fleet.transport import Note, connectors, ignore
 from nodeready.fleet.transport.clush.gateway import (
     COMMON,
     LOGIN_S,
@@ -52,17 +41,8 @@ from nodeready.fleet.transport.clush.gateway import (
     topology_file,
     without_own_keys,
 )
-from nodeready.fleet.transport.connectors import (
-    NOISE_BYTES,
-    SSH_FAILED,
-    AnswerBuffer,
-    OutputTooLarge,
-    PipedProgram,
-    max_received_bytes,
-    reply_of,
-)
 from nodeready.fleet.transport.processes import Child, WorkerTransport, fork_transport
-from nodeready.fleet.transport.ssh import ParallelTransport, SlotStream
+from nodeready.fleet.transport.ssh import Holders, ParallelTransport, SlotStream
 
 if TYPE_CHECKING:
     from pyinfra.api import Config, Host
@@ -72,14 +52,14 @@ _SILENT_S = 30.0
 GATEWAY_FANOUT = 64  # commands at once on one gateway, unless the user says how many
 
 
-class ClushError(TransportUnavailable):
+class ClushError(asking.TransportUnavailable):
     """ClusterShell's tree cannot be used here, or with this topology.conf; one line."""
 
 
 # --- The command line, and the output.
 
 
-def request_line(request: Request, tag: str, target: SshTarget) -> tuple[str, str]:
+def request_line(request: asking.Request, tag: str, target: SshTarget) -> tuple[str, str]:
     """The line that runs a request on a node, before `framed`, and its input.
 
     Only processes on the node have the tag in their command line. The ssh has not: it runs on a
@@ -103,16 +83,16 @@ def framed(line: str, nonce: str) -> str:
     return f"sh -c {quote(inner)}"
 
 
-class FramedOutput(AnswerBuffer):
+class FramedOutput(connectors.AnswerBuffer):
     """A node's output for one request, with the lines of `framed`.
 
     on_begin: called when the first of them was read
     """
 
     def __init__(
-        self, nonce: str, request: Request, on_begin: Callable[[], object] = lambda: None
+        self, nonce: str, request: asking.Request, on_begin: Callable[[], object] = lambda: None
     ) -> None:
-        super().__init__(f"\n{nonce} b\n".encode(), request.max_bytes + NOISE_BYTES)
+        super().__init__(f"\n{nonce} b\n".encode(), request.max_bytes + connectors.NOISE_BYTES)
         self.has_begun = False
         self._last, self._request, self._on_begin = f"\n{nonce} z ".encode(), request, on_begin
 
@@ -122,7 +102,7 @@ class FramedOutput(AnswerBuffer):
             self.has_begun = True
             self._on_begin()
 
-    def answer(self, reply: Answer, target: SshTarget, gateway: str = "") -> Answer:
+    def answer(self, reply: asking.Answer, target: SshTarget, gateway: str = "") -> asking.Answer:
         """The node's answer, when its ssh has ended.
 
         reply:   of ssh
@@ -131,26 +111,25 @@ class FramedOutput(AnswerBuffer):
         stderr, seconds = reply.stderr, reply.seconds
         noise, _, framed_text = bytes(self.data).partition(self.mark)
         if not self.has_begun:
-            if reply.rc == SSH_FAILED:
+            if reply.rc == connectors.SSH_FAILED:
                 error = target.failure_text(stderr, gateway)
-                return Answer(seconds=seconds, gap=Gap(UNREACHABLE, error))
+                return asking.Answer(seconds=seconds, gap=Gap(UNREACHABLE, error))
             # A login that runs no command: its output is the answer.
             text = noise.lstrip(b"\n").decode("utf-8", "surrogateescape")
             return replace(reply, stdout=text)
         body, last, status = framed_text.rpartition(self._last)
         if not last:
-            return Answer("", stderr, seconds, gap=Gap(LOST, "connection lost"))
+            return asking.Answer("", stderr, seconds, gap=Gap(LOST, "connection lost"))
         if len(body) > self._request.max_bytes:
-            return Answer("", stderr, seconds, gap=self.flood_gap(body))
+            return asking.Answer("", stderr, seconds, gap=self.flood_gap(body))
         words = status.split(b"\n")[0].split()
         rc = int(words[0]) if len(words) == 1 and words[0].isdigit() else None
         text = body.decode("utf-8", "surrogateescape")
-        answer = judge_reply(Answer(text, stderr, seconds, rc), self._request.limit_s, target.sudo)
+        answer = asking.Answer(text, stderr, seconds, rc)
+        answer = judge_reply(answer, self._request.limit_s, target.sudo)
         if answer.has_gap(SUDO) and gateway:
-            error = (
-                f"sudo wants a password, which goes through no gateway ({gateway}): "
-                "allow NOPASSWD, or ask with --via ssh"
-            )
+            reason = f"sudo wants a password, which goes through no gateway ({gateway})"
+            error = f"{reason}: allow NOPASSWD, or ask with --via ssh"
             return replace(answer, gap=Gap(REFUSED, error))
         return answer
 
@@ -171,18 +150,17 @@ class _Session:
     def read(self, limit_s: float) -> bytes:
         try:
             data: bytes = self._command.read(limit_s)
-        except (OutputTooLarge, EOFError) as problem:
+        except (connectors.OutputTooLarge, EOFError) as problem:
             raise ValueError(str(problem)) from None
         self._room -= len(data)
         if self._room < 0:
             raise ValueError("too much output")
-        self._last_output = (self._last_output + data)[-ERROR_BYTES:]
-        if not data and self._command.status("") == SSH_FAILED:
+        self._last_output = (self._last_output + data)[-asking.ERROR_BYTES :]
+        if not data and self._command.status("") == connectors.SSH_FAILED:
             text = self._last_output.decode("utf-8", "replace")
             is_known = any(pattern.search(text) for pattern, _ in SSH_ERRORS)
-            raise ValueError(
-                self._target.failure_text(text, self._gateway) if is_known else "connection lost"
-            )
+            error = self._target.failure_text(text, self._gateway)
+            raise ValueError(error if is_known else "connection lost")
         return data
 
 
@@ -206,7 +184,7 @@ class ClushHosts(ParallelTransport):
         *,
         fanout: int,
         run: str,
-        note: Callable[[str], None],
+        note: Note,
     ) -> None:
         self._targets = {target.name: target for target in targets}
         super().__init__(self._targets, run)
@@ -217,9 +195,8 @@ class ClushHosts(ParallelTransport):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # An ssh has three pipes.
         self._max_clients = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 64) // 4)
-        self._slots = BoundedSemaphore(
-            max(1, min(fanout or int(DEFAULTS.fanout), self._max_clients))
-        )
+        fanout = min(fanout or int(DEFAULTS.fanout), self._max_clients)
+        self._slots = BoundedSemaphore(max(1, fanout))
         self._sessions = BoundedSemaphore(max(1, self._max_clients // 2))
         self._gateways: dict[str, Gateway] = {}
         self._gateway_jobs: list[Any] = []
@@ -296,10 +273,8 @@ class ClushHosts(ParallelTransport):
     def _warn(self, gateway: Gateway, was_fit: bool) -> None:
         todo = "" if was_fit else f"; {gateway.remedy()}"
         if not self._is_over:
-            self._note(
-                f"gateway {gateway.name} is not used: {gateway.unfit_reason}{todo}; "
-                "nodes behind it are asked in another way"
-            )
+            reason = f"gateway {gateway.name} is not used: {gateway.unfit_reason}{todo}"
+            self._note(f"{reason}; nodes behind it are asked in another way")
 
     # --- Questions.
 
@@ -316,31 +291,29 @@ class ClushHosts(ParallelTransport):
         """Start an ssh to the node that runs this line, here or on the gateway."""
         if gateway is None:
             argv = ["ssh", *target.options, "--", target.destination, line]
-            return PipedProgram(argv, separate_errors=has_errors_apart)
+            return connectors.PipedProgram(argv, separate_errors=has_errors_apart)
         user = [f"-oUser={target.user}"] if target.user else []
         argv = ["ssh", *COMMON, *user, "--", target.name, line]
         return gateway.start(argv, stdin, max_bytes, has_errors_apart)
 
-    def holders(
-        self, exchanges: Mapping[Key, Exchange[ResultT]]
-    ) -> Iterator[tuple[Key, Callable[[], None]]]:
+    def holders(self, exchanges: Mapping[asking.Key, asking.Exchange[Any]]) -> Holders:
         for key, exchange in exchanges.items():
-            yield key, partial(self._hold, node_of(key), exchange)
+            yield key, partial(self._hold, asking.node_of(key), exchange)
 
-    def is_reached(self, key: Key) -> bool:
-        return bool(self._begun[node_of(key)])
+    def is_reached(self, key: asking.Key) -> bool:
+        return bool(self._begun[asking.node_of(key)])
 
-    def _hold(self, name: str, exchange: Exchange[ResultT]) -> None:
+    def _hold(self, name: str, exchange: asking.Exchange[asking.ResultT]) -> None:
         exchange.start()
         while not exchange.is_over:
             assert exchange.request is not None
             exchange.answer(self._ask(exchange.request))
 
-    def _ask(self, request: Request) -> Answer:
+    def _ask(self, request: asking.Request) -> asking.Answer:
         """Ask a node when it has its turn, here or on its gateway."""
         target = self._targets[request.node]
         if target.refused:
-            return Answer(gap=Gap(REFUSED, target.refused))
+            return asking.Answer(gap=Gap(REFUSED, target.refused))
         while True:
             gateway = self._gateway_for(target)
             try:
@@ -352,12 +325,12 @@ class ClushHosts(ParallelTransport):
                     gateway.asked_count -= 1
 
     def _ask_now(
-        self, target: SshTarget, gateway: Gateway | None, request: Request, tag: str
-    ) -> Answer:
+        self, target: SshTarget, gateway: Gateway | None, request: asking.Request, tag: str
+    ) -> asking.Answer:
         """Ask a node. Never raises for a node's fault."""
-        nonce, started = new_nonce(), time.monotonic()
+        nonce, started = asking.new_nonce(), time.monotonic()
         run_s = request.limit_s + 2 * KILL_AFTER_S
-        timer = gevent.Timeout.start_new(CONNECT_TIMEOUT_S + LOGIN_S + run_s)
+        timer = gevent.Timeout.start_new(asking.CONNECT_TIMEOUT_S + LOGIN_S + run_s)
 
         def begin() -> None:
             nonlocal timer
@@ -367,14 +340,14 @@ class ClushHosts(ParallelTransport):
 
         output = FramedOutput(nonce, request, begin)
         gateway_name = gateway.name if gateway else ""
-        command, reply, gap = None, Answer(), None
+        command, reply, gap = None, asking.Answer(), None
         try:
             line, text = request_line(request, tag, target)
             stdin = text.encode("utf-8", "surrogateescape")
-            max_bytes = max_received_bytes(request.max_bytes)
+            max_bytes = connectors.max_received_bytes(request.max_bytes)
             self._reached.add(target.name)
             command = self._start(target, gateway, framed(line, nonce), stdin, max_bytes)
-            reply = reply_of(command, stdin, output)
+            reply = connectors.reply_of(command, stdin, output)
         except gevent.Timeout as timeout:
             if timeout is not timer:
                 raise
@@ -385,7 +358,7 @@ class ClushHosts(ParallelTransport):
                 gap = Gap(LOST, f"gateway {gateway_name}: no answer in {waited_s:.0f} s")
             else:
                 gap = Gap(UNREACHABLE, target.failure_text("timed out"))
-        except OutputTooLarge as problem:
+        except connectors.OutputTooLarge as problem:
             gap = output.flood_gap(problem.data)
         except (OSError, EOFError) as problem:
             gap = Gap(LOST, str(problem))
@@ -396,17 +369,16 @@ class ClushHosts(ParallelTransport):
                 command.close()
         seconds = time.monotonic() - started
         if gap is not None:
-            return Answer(seconds=seconds, gap=gap)
+            return asking.Answer(seconds=seconds, gap=gap)
         return output.answer(replace(reply, seconds=seconds), target, gateway_name)
 
-    def open(self, request: Request) -> LineChannel:
+    def open(self, request: asking.Request) -> LineChannel:
         target = self._targets[request.node]
         line, stdin = request_line(request, self.tag, target)
-        return LineChannel(
-            partial(self._session, target, request, line), stdin, request.mark, sudo=target.sudo
-        )
+        start = partial(self._session, target, request, line)
+        return LineChannel(start, stdin, request.mark, sudo=target.sudo)
 
-    def _session(self, target: SshTarget, request: Request, line: str) -> SlotStream:
+    def _session(self, target: SshTarget, request: asking.Request, line: str) -> SlotStream:
         """An interactive command. Raises ValueError."""
         if target.refused:
             raise ValueError(target.refused)
@@ -418,7 +390,7 @@ class ClushHosts(ParallelTransport):
         gateway = self._gateway_for(target)
         self._reached.add(target.name)
         line = f"sh -c {quote(f'exec 2>&1; exec {line}')}"
-        max_bytes = request.max_bytes + NOISE_BYTES
+        max_bytes = request.max_bytes + connectors.NOISE_BYTES
         command = self._start(target, gateway, line, None, max_bytes, has_errors_apart=False)
 
         def on_close() -> None:
@@ -431,13 +403,13 @@ class ClushHosts(ParallelTransport):
         return SlotStream(session, on_close)
 
     def end(self, limit_s: float = 5) -> None:
-        script = end_script(self.run)
+        script = asking.end_script(self.run)
 
         def end(name: str) -> None:
             target = self._targets[name]
             gateway = self._gateway_for(target)
             try:
-                self._ask_now(target, gateway, Request(name, script, 3), "nodeready:end")
+                self._ask_now(target, gateway, asking.Request(name, script, 3), "nodeready:end")
             finally:
                 if gateway is not None:
                     gateway.asked_count -= 1
@@ -477,7 +449,7 @@ class Clush(WorkerTransport):
         further_hosts: Iterable[Host] = (),
         topology: str | None = None,
         fanout: int = 0,
-        notify: Callable[[str], object] = lambda text: None,
+        notify: Note = ignore,
     ) -> None:
         sudo = bool(config is not None and config.SUDO)
         targets = without_own_keys(ssh_target(host, sudo) for host in hosts)
@@ -493,9 +465,8 @@ class Clush(WorkerTransport):
                 raise ClushError(f"{topology}: {problem.strerror}") from None
         gateways = (*targets, *(ssh_target(host) for host in further_hosts))
         path = absolute(topology_path) if topology_path else ""
-        self._make_transport = partial(
-            ClushHosts, targets, gateways, path, fanout=fanout, run=self.run
-        )
+        make_transport = partial(ClushHosts, targets, gateways, path, fanout=fanout)
+        self._make_transport = partial(make_transport, run=self.run)
         self._notify = notify
         self._watching: Any = None
 
