@@ -115,8 +115,8 @@ def _parse_own_files(text: str, patterns: Iterable[str]) -> dict[str, bytes]:
     path_pattern = re.compile("|".join(re.escape(p).replace(r"\*", r"[^/\n]*") for p in patterns))
     by_file = by_path(file_lines(text)).items()
     texts = {path: "".join(f"{line.text}\n" for line in lines) for path, lines in by_file}
-    own = {path: text for path, text in texts.items() if path_pattern.fullmatch(path)}
-    return {path: text.encode("utf-8", "surrogateescape") for path, text in own.items()}
+    matching = {path: text for path, text in texts.items() if path_pattern.fullmatch(path)}
+    return {path: text.encode("utf-8", "surrogateescape") for path, text in matching.items()}
 
 
 def _refusals(output: Output) -> dict[str, Refusal]:

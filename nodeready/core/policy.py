@@ -153,8 +153,10 @@ def _comparison(table: Mapping[str, Any]) -> tuple[str, Any]:
     if comparator == "range":
         return comparator, _range(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_STATUS:
-        why = "a shell and timeout use higher ones for a command that was ended or cannot be run"
-        raise Invalid(f"status = {value_text(value)}: must be 0 to {_MAX_STATUS}; {why}")
+        reason = (
+            "a shell and timeout use higher ones for a command that was ended or cannot be run"
+        )
+        raise Invalid(f"status = {value_text(value)}: must be 0 to {_MAX_STATUS}; {reason}")
     return comparator, value
 
 

@@ -109,8 +109,8 @@ def load_targets(
 
     data = {"ssh_user": options.ssh_user, "ssh_key": options.ssh_key}
     try:
-        given = {key: value for key, value in data.items() if value}
-        loaded = load(inventory, data=given, trusted=options.trust_inventory)
+        set_data = {key: value for key, value in data.items() if value}
+        loaded = load(inventory, data=set_data, trusted=options.trust_inventory)
         hosts = list(loaded) if options.limit is None else _limit(loaded, options.limit, note)
         policies = node_policies(loaded, hosts)
     except InventoryError as error:

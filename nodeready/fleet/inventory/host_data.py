@@ -176,8 +176,8 @@ def waivers_of(node: str, waivers: Iterable[Waiver]) -> tuple[Waiver, ...]:
     """The waivers for this node, without their node sets: a set that gets another node leaves the
     policy of this one as it is.
     """
-    own = (waiver for waiver in waivers if not waiver.nodes or node in _names(waiver.nodes))
-    return tuple(replace(waiver, nodes="") if waiver.nodes else waiver for waiver in own)
+    of_node = (waiver for waiver in waivers if not waiver.nodes or node in _names(waiver.nodes))
+    return tuple(replace(waiver, nodes="") if waiver.nodes else waiver for waiver in of_node)
 
 
 def _checks_of(host: Host, declared: tuple[SiteCheck, ...]) -> tuple[SiteCheck, ...]:
@@ -192,8 +192,8 @@ def _checks_of(host: Host, declared: tuple[SiteCheck, ...]) -> tuple[SiteCheck, 
         places[check.name] = check.source
     if script_size(checks) > _MAX_SCRIPT_BYTES:
         limit = f"{_MAX_SCRIPT_BYTES} bytes of commands: put long ones into scripts on the nodes"
-        whose = f"host {host.name}: its {len(checks)} site checks"
-        raise PolicyError([f"{whose} have more than {limit}"])
+        subject = f"host {host.name}: its {len(checks)} site checks"
+        raise PolicyError([f"{subject} have more than {limit}"])
     return checks
 
 

@@ -224,8 +224,8 @@ def load(
     for file in _ssh_files(inventory):
         refuse_strangers(file, trusted)
     if path is not None and _is_like_a_node(argument):
-        ways = f"write ./{argument} to say so, and {argument}, (with the comma) for the node"
-        inventory.note = f"{argument}: read as the hostfile ./{argument}; {ways}"
+        remedy = f"write ./{argument} to say so, and {argument}, (with the comma) for the node"
+        inventory.note = f"{argument}: read as the hostfile ./{argument}; {remedy}"
     return inventory
 
 

@@ -111,8 +111,8 @@ def _forget(directory: str) -> None:
 
     `python -m` and `python -c` begin with the current directory.
     """
-    own = os.path.dirname(_PACKAGE)
-    sys.path[:] = [path for path in sys.path if path == own or (path or directory) != directory]
+    parent = os.path.dirname(_PACKAGE)
+    sys.path[:] = [path for path in sys.path if path == parent or (path or directory) != directory]
 
 
 def _as_prefix(directory: str) -> str:

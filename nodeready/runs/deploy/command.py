@@ -323,8 +323,10 @@ def undo_script(run: str, subjects: Iterable[str], wait_s: int, *, only_look: bo
     old = []
     for subject in chosen:
         # Two subjects have files in sysctl.d.
-        own, paths = f"d/*{sysctl_name(subject)[6:-5]}", SUBJECTS[subject].files
-        files = [p.replace("d/*nodeready*", own) if p.startswith(SYSCTL_D) else p for p in paths]
+        pattern, paths = f"d/*{sysctl_name(subject)[6:-5]}", SUBJECTS[subject].files
+        files = [
+            p.replace("d/*nodeready*", pattern) if p.startswith(SYSCTL_D) else p for p in paths
+        ]
         old += [f"{subject}.files own {path} -" for path in (*files, *_OWN.get(subject, ()))]
         old += [f"{subject}.files file {path} =" for path in _BLOCKS.get(subject, ())]
     lib = "".join(map(shell.library, ("answer", "change", "undo")))

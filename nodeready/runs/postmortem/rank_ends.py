@@ -316,7 +316,7 @@ def ended(job: JobFailures) -> Finding | None:
             name = _signal_name(launchers[0], "a signal (Ctrl-C)")
         words = {"signal": name, "quoted": quoted[0] if quoted else ""}
         return Finding(for_=lines_of(launchers) + lines, sentence=sentence, words=words)
-    # Who ends a program that cannot go on, is not the cause.
+    # Who ends a program after an error with its cause elsewhere, is not the cause.
     own_ends, reports = (
         [f for f in ends if not job.consequence_at.get(f.file, f.event.line) < f.event.line]
         for ends in (

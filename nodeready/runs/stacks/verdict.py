@@ -421,7 +421,7 @@ def each_other(job: HungJob) -> HangFinding | None:
     is_one = len(awaited) == 1 and awaited <= {rank for group in calling for rank in group.ranks}
     is_numbered = len(ranks) == sum(group.processes for group in asking)
     if not (is_one and is_one_call and is_numbered):
-        # Those in a circle alone have not called what the others wait in.
+        # Only those in a circle have not called the collective of all further ranks.
         is_circle = is_one_call and is_numbered and set() < awaited <= {*ranks}
         return HangFinding(words, [job.suspect(ranks)] if is_circle else ())
     # They alone have not called the collective, as they wait for a rank that has.

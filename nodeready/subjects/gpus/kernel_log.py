@@ -67,7 +67,7 @@ _BETWEEN = r"\[(drm|ttm|amdttm|amdkcl|gpu_sched|ib_|iw_cm|rdma_|mlx_compat|nvidi
 # A multiple of 65535 errors is no count: a device that sleeps or is gone has all ones in each
 # register (amdgpu's UMC of Radeon boards: 1048560 for 16 channels).
 _DEVICES = rf"^[A-Za-z0-9_-]+ {_ADDRESS}|^[{{][0-9]+[}}]\[Hardware Error\]"
-# Messages of which the kernel prints some, and then how many it left out.
+# Of these messages the kernel prints some, and then how many it left out.
 _LIMITED = "severity=Correct|IO_PAGE_FAULT|DMAR: .*Request device"
 _HARDWARE = " || ".join(f"line ~ /{words}/" for words in hardware_log.WORDS)
 _SCAN = rf"""
