@@ -167,6 +167,8 @@ function read_line(  text, inside, key, size) {{
             record_of = text
         }} else if (grave != "" && text ~ /section_type: memory error/)
             keep("memory " grave, record_of)
+        else if (text ~ /section_type: memory error/)
+            keep("hardware corrected memory", text)
         else if (grave != "" && text ~ /section_type: .*processor error/)
             keep("processor " grave, text)
         else if (grave == "" && text ~ /section_type: PCIe error/)
