@@ -152,6 +152,7 @@ function read_line(  text, inside, key, size) {{
         !/nvidia-modeset: ERR|ooted with .*nomodeset|; giving up/ &&
         !/recover .no error|qcm fence|The cp might|message .*ret is|callbacks suppressed/ &&
         !/nouveau .*fifo|GPU lockup|Fence fallback|VM flush|TLB flush| type 7f class/ &&
+        !/nvswitch.*: (Failed to init|Version)/ &&
         !/[.]this_module|Lockdown: |Loading of .*rejected/ &&
         !/\[Hardware Error\]: .*(severity|device_id|section_type): / &&
         !is_hardware($0)) return
@@ -167,6 +168,8 @@ function read_line(  text, inside, key, size) {{
             record_of = text
         }} else if (grave != "" && text ~ /section_type: memory error/)
             keep("memory " grave, record_of)
+        else if (text ~ /section_type: memory error/)
+            keep("hardware corrected memory", text)
         else if (grave != "" && text ~ /section_type: .*processor error/)
             keep("processor " grave, text)
         else if (grave == "" && text ~ /section_type: PCIe error/)
@@ -198,6 +201,9 @@ function read_line(  text, inside, key, size) {{
     }}
     # A load begins with this line; its driver takes the devices before it names itself.
     if (text ~ /^nvidia-nvlink: Nvlink Core is being initialized/) {{ starts = lines; return }}
+    # Where the log has no such line, the load begins with the first device that is refused.
+    if (!starts && text ~ /^NVRM: This PCI I.O region|^nvidia[ :].*: probe with|^nvidia: probe of/)
+        starts = lines
     if (text ~ /^NVRM: loading NVIDIA/) {{ loaded = starts ? starts : lines; starts = 0; return }}
     if (match(text, /^NVRM: Xid \([^)]*\): [0-9]+/)) {{
         key = substr(text, 1, RLENGTH)

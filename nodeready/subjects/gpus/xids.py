@@ -108,7 +108,7 @@ RULES = tuple(
 
 #: How every message begins.
 ORIGIN = (
-    r"^(NVRM: |nvidia-nvswitch[0-9]+: |nvidia-modeset: |(module )?nvidia(_uvm)?( [0-9a-f]+)?:"
+    r"^(NVRM: |nvidia-nvswitch[0-9]*: |nvidia-modeset: |(module )?nvidia(_uvm)?( [0-9a-f]+)?:"
     r"|pcieport |(vfio-)?pci [0-9a-f]+:[0-9a-f]|nouveau |DMAR: "
     r"|amdgpu |amdgpu: |amdkcl: |amdttm: |xgpu_|kfd( kfd)?: |\[drm"
     r"|qcm fence wait|The cp might be in an unrecov"

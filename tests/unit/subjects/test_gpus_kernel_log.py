@@ -271,6 +271,17 @@ def test_a_new_load_of_the_driver_ends_what_a_reset_would_have(scan):
     assert {code for _, code, _ in actions(scan(BOOT + lines + load + after))} == {79, 95}
 
 
+def test_a_device_that_a_load_refuses_is_not_of_the_time_before_the_load(scan):
+    refused = "[  299.000000] nvidia: probe of 0000:5e:00.0 failed with error -1\n"
+    load = "[  300.000000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  510.108.03\n"
+    begin = (
+        "[  {}.000000] nvidia-nvlink: Nvlink Core is being initialized, major device number 5\n"
+    )
+    assert actions(scan(BOOT + refused + load))
+    assert actions(scan(BOOT + begin.format(298) + refused + load))
+    assert not actions(scan(BOOT + refused + begin.format(299) + load))
+
+
 def test_a_demand_that_the_driver_takes_back_ends_what_a_reset_repairs(scan):
     line = "NVRM: Xid (PCI:0000:{}:00): {}"
     back = "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
