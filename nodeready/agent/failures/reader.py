@@ -310,7 +310,7 @@ class FailureReader:
         # A logger writes the traceback below its line.
         before = self._before(stream)
         is_warning = bool(rules.PHRASES["warns"].search(prefix or before[:LEVEL]))
-        stream.is_announced = is_handled(before)
+        stream.is_announced = is_handled(prefix) or is_handled(before)
         stream.is_at_exit = rules.PHRASES["at-exit"].search(before) is not None
         stream.is_warning = is_warning or stream.is_announced
         stream.is_ignored |= bool(rules.PHRASES["ignores"].search(before))
