@@ -261,7 +261,8 @@ class _NodeEnds:
             peer = listed_peer or self.unix_peers.get(address, "")
             if self._is_store(pid, (address, peer)):
                 continue
-            peer_pid = self._owner(self._space(pid, peer), peer, address)
+            space = self._space(pid, peer)
+            peer_pid = self._owner(space, peer, address)
             if peer_pid is None:
                 if self._is_remote(pid, peer):
                     peers[f"{peer} {address}"] = None
@@ -269,6 +270,8 @@ class _NodeEnds:
                 self.target_by_pid[peer_pid] is not self.target_by_pid[pid]
                 # Its forked children have this end, too.
                 or (peer, address) in map(tuple, self.process_ends[pid].sockets)
+                # It listens there itself, and has not accepted the connection.
+                or (peer_pid == pid and (space, peer, address) not in self.pid_by_pair)
             ):
                 peers[f"pid {self.target_by_pid[peer_pid].pid}"] = None
         return list(peers)
