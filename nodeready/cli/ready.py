@@ -57,8 +57,10 @@ def ready(inventory: str | None, options: ReadyWords) -> int:
     with run(inventory, options, screen, write_facts=outputs.write_facts) as look:
         document = look.document
         slots = {name: look.slots[name] for name in document.go}
-        written = options.hostfile_out, options.hostfile_format, slots, document.no_go, screen
-        write_hostfile(*written, complete=document.audit.complete)
+        write_hostfile(
+            options.hostfile_out, options.hostfile_format, slots, document.no_go, screen,
+            complete=document.audit.complete,
+        )  # fmt: skip
         silent = screen.quiet and document.enough and not document.no_go
         shown = Options(inventory=options.words(inventory), looks=look.keeper.looks)
         outputs.show(document, screen, silent=silent, options=shown)

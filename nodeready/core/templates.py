@@ -12,9 +12,14 @@ def _environment() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     # Nothing is escaped: the files are configuration, not HTML, and every value was validated.
-    blocks: Any = dict.fromkeys(("keep_trailing_newline", "trim_blocks", "lstrip_blocks"), True)
-    loader = PackageLoader("nodeready", "templates")
-    return Environment(loader=loader, undefined=StrictUndefined, autoescape=False, **blocks)
+    return Environment(
+        loader=PackageLoader("nodeready", "templates"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
 
 
 def render(template: str, **values: Any) -> bytes:

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from nodeready.agent.failures import rules
 from nodeready.agent.failures.events import MAX_TEXT, OF_PROCESS, FailureEvent, LogStream
@@ -38,9 +37,12 @@ class FileEnd:
     """How the lines of a file end. restarts: numbers of the lines that start the job again"""
 
     def __init__(self, streams: Sequence[RankStream], restarts: Sequence[int]) -> None:
-        self.streams = streams
         #: The last line that belongs to no failure.
         self.at = max((stream.last_at for stream in streams), default=0)
+        #: The last plain lines of the file, each behind its number.
+        self._last_lines = sorted(
+            row for stream in streams for row in stream.tail if row[0] > self.at - LAST_WORDS
+        )
         # Some processes of a program, beside its helpers, write its steps.
         self._step_writers = [
             s for s in streams if s.steps_since(0)
@@ -50,7 +52,7 @@ class FileEnd:
         self._last_step_at = max(last_steps, default=0)
         self._last_complaints = self._find_last_complaints()
         self._closing_at = self._find_closing()
-        progress = (number for number, text in self._last_lines() if goes_on(text))
+        progress = (number for number, text in self._last_lines if goes_on(text))
         self._last_progress_at = max(progress, default=0)
         self._last_work_at, self._without_work = self._find_last_work()
         self._last_failed_at = max((
@@ -78,17 +80,18 @@ class FileEnd:
             line, after = event.line, stream.plain - event.lines_after
             if line in repeats:
                 after = stream.plain - handled[event.text]
-            writes = any(w is not stream and w.steps_since(line) for w in writers)
-            changes = dict[str, Any](
+            works = steps_on or line in survived
+            works = works or any(w is not stream and w.steps_since(line) for w in writers)
+            completed = replace(
+                event,
                 # An event keeps the number of plain lines before it until now.
                 lines_after=0 if line in aborts else after,
                 went_on=event.text in handled and line not in aborts,
-                steps_on=line not in stream.unhandled | aborts
-                and (steps_on or writes or line in survived),
+                steps_on=works and line not in stream.unhandled | aborts,
                 handled=line in overcome or line < self._again_at,
                 is_last=line in self._without_work and (line in ends or _ends_process(event)),
             )
-            events.append(replace(event, **changes))
+            events.append(completed)
         return events
 
     @staticmethod
@@ -102,12 +105,13 @@ class FileEnd:
     def _aborts(stream: RankStream) -> set[int]:
         """The lines by which the program of a stream ends itself."""
         # Another rank may write on for long, and a restart writes as before.
+        steps_on = stream.steps_on
         last_ranks = {int(number) for number in _RANKS.findall(stream.last[:_HEAD])}
         return {
             event.line
             for event in stream.events
             if event.line in stream.aborts
-            and (not stream.steps_on or (last_ranks and last_ranks.isdisjoint(event.ranks)))
+            and (not steps_on or (last_ranks and last_ranks.isdisjoint(event.ranks)))
         }
 
     def _survived(self, stream: RankStream) -> set[int]:
@@ -154,7 +158,7 @@ class FileEnd:
         """The lines with words of an error after which no line of the file shows progress: none is
         of a logger or of a step, speaks of progress or is like one before it.
         """
-        rows = without_survived(self._last_lines())
+        rows = without_survived(self._last_lines)
         counts = Counter(shape_of(text) for _, text in rows)
         levels = {at for at, text in rows if rules.PHRASES["logs"].search(text, 0, LEVEL)}
         lines = set[int]()
@@ -170,16 +174,11 @@ class FileEnd:
                 break
         return lines
 
-    def _last_lines(self) -> list[tuple[int, str]]:
-        """The last plain lines of the file, each behind its number."""
-        tails = (row for stream in self.streams for row in stream.tail)
-        return sorted(row for row in tails if row[0] > self.at - LAST_WORDS)
-
     def _find_closing(self) -> int:
         """The first of the last lines with progress, if the very last one speaks of it, and none
         of an end or an error; 0: not.
         """
-        rows, names = self._last_lines(), ("ends", "other-status")
+        rows, names = self._last_lines, ("ends", "other-status")
         if not rows or not goes_on(rows[-1][1]):
             return 0
         return 1 + max((
@@ -192,7 +191,7 @@ class FileEnd:
         that are of steps or tell that a failure was handled, to the first that says that the job
         has ended well.
         """
-        rows = self._last_lines()
+        rows = self._last_lines
         counts = shape_counts(rows)
         work_at = [at for at, text in rows if is_work(text, counts)]
         handled_at = [at for at, text in rows if is_handled(text)]

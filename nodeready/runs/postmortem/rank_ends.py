@@ -317,16 +317,15 @@ def ended(job: JobFailures) -> Finding | None:
         words = {"signal": name, "quoted": quoted[0] if quoted else ""}
         return Finding(for_=lines_of(launchers) + lines, sentence=sentence, words=words)
     # Who ends a program after an error with its cause elsewhere, is not the cause.
-    own_ends, reports = (
-        [f for f in ends if not job.consequence_at.get(f.file, f.event.line) < f.event.line]
-        for ends in (
-            (f for f in job.ended if f.event.source in ("", "error-file", "shell")), job.reports
-        )
-    )  # fmt: skip
+    own_ends = [
+        f for f in job.ended
+        if f.event.source in ("", "error-file", "shell") and not job.follows_consequence(f)
+    ]  # fmt: skip
     # torchrun ends the further ranks of its node when one of these has lost a peer.
     root_files = {f.file for f in job.roots if job.losses and signal_of(f.event.code) not in STOPS}
     failures = own_ends or [
-        f for f in reports if signal_of(f.event.code) in STOPS
+        f for f in job.reports
+        if signal_of(f.event.code) in STOPS and not job.follows_consequence(f)
         and not (f.event.source == "torchrun" and f.file in root_files)
     ]  # fmt: skip
     # A launcher of all ranks ends all when one has ended.

@@ -581,6 +581,10 @@ class JobFailures:
             self.ended = [f for f in self.ended if not f.event.handled]
             self.reports = [f for f in self.reports if not f.event.handled]
 
+    def follows_consequence(self, failure: RankFailure) -> bool:
+        """Whether an error of its file before it says that its cause is elsewhere."""
+        return self.consequence_at.get(failure.file, failure.event.line) < failure.event.line
+
     def _is_victim(self, failure: RankFailure) -> bool:
         """Whether an error follows a lost peer, a timeout or a signal of the same rank."""
         event = failure.event
@@ -596,8 +600,8 @@ class JobFailures:
         ):
             return True
         # A process that says that its cause is elsewhere, or lost a peer, may abort itself then.
-        before = self.consequence_at.get(failure.file), self.victim_at.get((failure.file, None))
-        is_after_others = any(line is not None and line < event.line for line in before)
+        lost_at = self.victim_at.get((failure.file, None), event.line)
+        is_after_others = self.follows_consequence(failure) or lost_at < event.line
         is_end = event.code == -signal.SIGABRT or event.has_phrase("only-ends")
         if is_end and is_after_others:
             return True

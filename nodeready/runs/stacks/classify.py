@@ -406,7 +406,7 @@ def classify(
         verdict = "progressing"
     # A process that has moved since was in state D for a moment only.
     if state == "D" and verdict in (None, "blocked", "unsure"):
-        place = f", in {in_kernel(process)}" if in_kernel(process) else ""
+        place = f", in {name}" if (name := in_kernel(process)) else ""
         reason = f"waits in the kernel (state D){place}"
         return Classification("uninterruptible", None, reason, stack, used)
     if stack is None:

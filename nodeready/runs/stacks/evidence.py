@@ -287,8 +287,10 @@ class Evidence:
         pids = tuple(value["pids"])
         # Sets of their types take three times as long.
         for number in (sm, memory, power, *pids):
-            if type(number) is not int and (number is not None or None in pids):
+            if type(number) is not int and number is not None:
                 raise wire.DecodeError("no Gpu")
+        if None in pids:
+            raise wire.DecodeError("no Gpu")
         return KeptGpu(self.gpu_heads.number(value), sm, memory, power, pids)
 
     def _network(self, value: Any) -> KeptNetwork:
