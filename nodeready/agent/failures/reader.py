@@ -450,7 +450,8 @@ class FailureReader:
             stream.unhandled.add(event.line)
             stream.announced |= {event.line} if stream.is_announced else set()
         elif stream.frames and stream.is_warning:
-            stream.handled[event.line] = stream.plain
+            # The line that announces it is one of those that tell.
+            stream.handled[event.line] = stream.plain - stream.is_announced
         elif stream.is_of_request and event.role in (rules.FAILED, rules.LOST):
             is_lasting = event.kind in OF_PROCESS or event.has_phrase("reported-late")
             is_lasting = is_lasting or bool(event.call)
