@@ -805,7 +805,7 @@ def group(
     """All traces as one document, the most suspicious group first. No trace is kept.
     traces: checked by `trace.read`; of several jobs the first of `TraceCollector.each_job` is
             grouped, and the advice names the rest
-    gaps:   node -> why it gave no answer; read after all traces (see `trace.load`)
+    gaps:   node -> why it gave no answer; read after all traces (`trace.read_directory`)
     all_threads: group ranks only if their further threads stand at the same places too
     complete: False: no rank counts as missing, because not all nodes were asked
     """
