@@ -119,15 +119,13 @@ def bad(results: Mapping[str, Result]) -> dict[str, str]:
 
 Tree = Mapping[str, Any]
 
+
+def _table(name: str) -> Any:
+    return json.loads(Path(__file__).with_name(f"gpus_nvidia{name}.json").read_text())
+
+
 #: Driver -> the name of its schema.
-DRIVERS = {
-    "450.80.02": "nvsmi_device_v10.dtd", "470.256.02": "nvsmi_device_v11.dtd",
-    "515.105.01": "nvsmi_device_v11.dtd", "525.147.05": "nvsmi_device_v11.dtd",
-    "535.183.06": "nvsmi_device_v12.dtd", "550.163.01": "nvsmi_device_v12.dtd",
-    "570.172.08": "nvsmi_device_v12.dtd", "575.57.08": "nvsmi_device_v12.dtd",
-    "580.105.08": "nvsmi_device_v13.dtd", "595.58.03": "nvsmi_device_v13.dtd",
-    "615.23": "nvsmi_device_v13.dtd",
-}  # fmt: skip
+DRIVERS: dict[str, str] = _table("_drivers")
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,7 @@ class Part:
 
 
 def _parts() -> dict[str, Part]:
-    rows = json.loads(Path(__file__).with_name("gpus_nvidia.json").read_text())
+    rows = _table("")
     for row in rows:
         row["links"] = tuple(row["links"]) if row.get("links") else row.get("links", (0, 0))
     return {row["name"]: Part(**row) for row in rows}
@@ -183,7 +181,7 @@ def combinations() -> list[tuple[str, str]]:
     ]
 
 
-_ELEMENTS = json.loads(Path(__file__).with_name("gpus_nvidia_elements.json").read_text())
+_ELEMENTS = _table("_elements")
 
 
 def _texts(part: Part, major: int) -> tuple[dict[str, object], dict[str, bool]]:
