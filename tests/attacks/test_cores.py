@@ -11,6 +11,7 @@ import pytest
 from nodeready.lab import LabNode
 from tests.attacks.conftest import Person
 from tests.attacks.opens import opened
+from tests.cases import read_data
 from tests.command import Done, ours, wait_for, written
 from tests.lifecycle.test_job import crash
 
@@ -217,13 +218,7 @@ def test_no_process_of_hers_holds_a_core_that_she_may_not_read(node, mallory, to
 
 
 #: In gdb's place: it tells who it is and what it may, in its last line.
-TELLS = r"""#!/bin/sh
-for word; do case $word in --core=*) core=${word#--core=} ;; esac; done
-rights=$(grep -hE '^(CapPrm|NoNewPrivs):' /proc/self/status | tr -d '\t' | tr '\n' ' ')
-echo "uid $(id -u) $(id -G), $rights$(head -c 4 "$core" | tail -c 3)," \
-    "$(ls /dev | wc -l) devices, $(grep -c : /proc/net/dev) networks," \
-    "$( (: >/tmp/x) 2>&1 | grep -o 'Read-only')" >&2
-"""
+TELLS = read_data(__file__, "tells.sh")
 
 
 def test_roots_cores_are_read_by_nobody_who_can_only_read(node, tool, fleet):

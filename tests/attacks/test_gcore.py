@@ -14,6 +14,7 @@ import pytest
 
 from nodeready.lab import LabNode
 from tests.attacks.opens import opened
+from tests.cases import read_table
 from tests.command import ours, wait_for
 
 CRASH = "/var/crash"
@@ -138,14 +139,7 @@ def test_a_setuid_program_leaves_no_core_whatever_it_gave_up(tool, fleet, node, 
     node.write("/root/secret", f"{SECRET}\n", mode=0o600)
     node.enter(["install", "-m", "4755", "/usr/bin/python3", "/usr/local/bin/elevated"])
     where = fleet([node])
-    words = {
-        "saved": "runs with the rights of more than one user",
-        "effective": "runs with the rights of more than one user",
-        "thread": "runs with the rights of more than one user",
-        "dropped": "is closed to its own user",
-        "opened": "was started with more rights than its user has",
-    }
-    for kind, why in words.items():
+    for kind, why in read_table(__file__, "GAVE_UP").items():
         mallory.start(
             "/usr/local/bin/elevated", "-c", SETUID, str(mallory.uid), kind, mallory.name
         )

@@ -8,6 +8,7 @@ import pytest
 from nodeready.lab import state
 from tests.attacks.conftest import become
 from tests.attacks.links import MALLORY
+from tests.cases import read_data, read_table
 from tests.command import SHORT, hang, hangs, ours, wait_for
 from tests.lab.rows import rows
 
@@ -73,16 +74,7 @@ def test_others_can_write_to_run(fresh_node, mallory, fleet, tool):
 
 
 #: What somebody did on the node, and what a deploy says.
-KEPT = {
-    "held": (
-        f"umask 077; : >{LOCK}; flock {LOCK} sleep 600 >/dev/null 2>&1 &",
-        rf"cannot lock {LOCK}: process \d+ of root \(flock .* 600\) holds it; waited 10 s",
-    ),
-    "read-only": (
-        "mount --bind /run /run && mount -o remount,ro,bind /run",
-        f"read-only file system: {LOCK}",
-    ),
-}
+KEPT = read_table(__file__, "KEPT")
 
 
 @pytest.mark.parametrize("why", rows(KEPT, "held"))
@@ -95,12 +87,7 @@ def test_what_keeps_us_from_the_lock_is_named(why, fresh_node, fleet, tool):
 
 
 #: A clock that goes back by an hour each time that somebody looks.
-BACKWARDS = """#!/bin/sh
-case $* in +%s) ;; *) exec /bin/date "$@" ;; esac
-n=$(cat /run/looks 2>/dev/null || echo 0)
-echo $((n + 1)) >/run/looks
-echo $(($(/bin/date +%s) - 3600 * (n + 1)))
-"""
+BACKWARDS = read_data(__file__, "backwards.sh")
 
 
 @pytest.mark.nightly

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from nodeready.lab import LabNode
+from tests.cases import read_table
 from tests.command import Terminal, ours, written
 from tests.lab.targets import WAIT, start, status
 from tests.lifecycle.test_job import crash
@@ -105,29 +106,22 @@ def test_a_core_of_a_live_process_is_whole_and_the_process_goes_on(tool, fleet, 
     assert (node.enter(["ls", "-A", "/var/crash"]).stdout, ours(node)) == ("", [])
 
 
-_STATE = "kill -{0} {{pid}}; until grep -q '^State:.{1}' /proc/{{pid}}/status; do sleep 0.1; done"
 #: What is broken, how it is mended, why no core is taken. A full disk, tests/vm asks.
-REFUSED = (
-    ("mount -t tmpfs -o ro x /var/crash", "umount /var/crash", ": Read-only file system"),
-    ("rmdir /var/crash", "mkdir -m 1777 /var/crash", "/var/crash: No such file or directory"),
-    (_STATE.format("STOP", "T"), _STATE.format("CONT", "S"), "is stopped by a signal"),
-    ("mv /usr/bin/gdb /root/away", "mv /root/away /usr/bin/gdb", "gdb is not installed"),
-    (":", ":", "there is no process 4000000"),
-)
+REFUSED = read_table(__file__, "REFUSED")
 
 
 @pytest.mark.nightly
 def test_what_cannot_be_done_is_refused_before_anything(tool, fleet, sleeper):
     node, pid = sleeper
     for broken, mended, words in REFUSED:
-        node.enter(["sh", "-c", broken.format(pid=pid)])
+        node.enter(["sh", "-c", broken.replace("PID", str(pid))])
         before = status(node, pid)
         wanted = re.findall("[0-9]+$", words) or [pid]
         done = tool("cores", fleet([node]), "--gcore", *wanted, "--yes")
         assert (done.status, done.out, words in done.err) == (1, "", True), done
         assert status(node, pid) == before
         assert node.enter(["ls", "-A", "/var/crash"], check=False).stdout == ""
-        node.enter(["sh", "-c", mended.format(pid=pid)])
+        node.enter(["sh", "-c", mended.replace("PID", str(pid))])
 
 
 @pytest.mark.nightly

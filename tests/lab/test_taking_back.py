@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.cases import read_table
+from tests.cases import read_data, read_table
 from tests.command import wait_for
 from tests.helpers import nodeready
 from tests.paths import ROOT
@@ -18,13 +18,7 @@ SUBJECTS = "ptrace,core_dumps,limits,ssh_client,pdsh,debug_tools"
 SETTINGS = read_table(__file__, "SETTINGS")
 #: Owner, mode and content of what a deploy may touch, and the kernel's values. The locks and
 #: backups of /etc/passwd and the like are of the machine below, whose users other tests add.
-STATE = r"""
-cd / && find etc usr/local var/lib var/crash home ! -path 'etc/*.lock' ! -path 'etc/*-' \
-    -printf '%p %U:%G %m %l\n' 2>/dev/null | sort
-find etc usr/local var/lib home -type f ! -name '*.lock' ! -path 'etc/*-' -exec sha256sum {} + |
-    sort -k 2
-sysctl -n kernel.yama.ptrace_scope kernel.core_pattern
-"""
+STATE = read_data(__file__, "taking_back_state.sh")
 
 
 @pytest.fixture
