@@ -125,10 +125,13 @@ class Tool:
         self.running.append(started)
         return started
 
-    def end(self, started: subprocess.Popen[bytes]) -> Done:
+    def end(self, started: subprocess.Popen[bytes], status: int | None = None) -> Done:
+        """Wait for its end; with this exit status, if one is given."""
         out, err = started.communicate(timeout=LIMIT_S)
         texts = [(text or b"").decode(errors="surrogateescape") for text in (out, err)]
-        return Done(started.returncode, *texts)
+        done = Done(started.returncode, *texts)
+        assert status in (None, done.status), done
+        return done
 
     def measured(self, *words: object) -> Done:
         """The same, with the most memory that the command had at once, as it tells at its end.
@@ -142,8 +145,8 @@ class Tool:
         peak.unlink()
         return done
 
-    def __call__(self, *words: object, **how: Any) -> Done:
-        return self.end(self.start(*words, **how))
+    def __call__(self, *words: object, status: int | None = None, **how: Any) -> Done:
+        return self.end(self.start(*words, **how), status)
 
     def finish(self) -> None:
         for process in self.running:

@@ -119,8 +119,7 @@ def test_cores_that_lie_cost_their_own_row(node, mallory, bob, tool, fleet):
     node.enter(["sh", "-c", f'cd {CORES}; touch "$(printf "{name(9019, comm)}")"'])
     node.enter(["sh", "-c", f"chown mallory: /home/mallory/* {CORES}/*.20*"])
     where = fleet([node])
-    done = tool("cores", where, "--format", "json")
-    assert done.status == 3, done
+    done = tool("cores", where, "--format", "json", status=3)
     found = cores_of(done)
     good_row = found.pop(good.rpartition("/")[2])
     assert (good_row["unread"], good_row["user"]) == ("", "bob")
@@ -146,8 +145,7 @@ for at in range(70_000):
     open(f"core.{{'1.' * 40}}.{{at}}.h.{{at}}", "w").close()
 END
         """)
-    done = tool("cores", fleet([node]), "--format", "json")
-    assert done.status == 3, done
+    done = tool("cores", fleet([node]), "--format", "json", status=3)
     assert cores_of(done)[good.rpartition("/")[2]]["unread"] == ""
     (more,) = json.loads(done.out)["more"].values()
     assert more == 70_001 - len(cores_of(done))
@@ -205,8 +203,7 @@ def test_no_process_of_hers_holds_a_core_that_she_may_not_read(node, mallory, to
     mallory.start("sh", "-c", 'cd; exec python3 -c "$0"', TAKES)
     waits = ["test", "-e", "/home/mallory/waits"]
     wait_for(lambda: node.enter(waits, check=False).returncode == 0)
-    done = tool("cores", fleet([node]), "--format", "json")
-    assert done.status == 3, done
+    done = tool("cores", fleet([node]), "--format", "json", status=3)
     assert node.enter(["test", "-e", "/home/mallory/loot"], check=False).returncode == 1
     rows = cores_of(done).values()
     assert {str(row["unread"]) for row in rows} == {

@@ -203,8 +203,7 @@ def test_a_link_on_the_way_leads_no_core_elsewhere(tool, fleet, node, mallory):
     assert (taken.status, node.read("/etc/passwd")) == (1, passwd), taken
     assert "File exists" in taken.err
     mallory.run(f"rm {CRASH}/{mallory.uid}/core.python3")
-    taken = tool("cores", fleet([node]), "--gcore", pid, "--yes")
-    assert taken.status == 0, taken
+    taken = tool("cores", fleet([node]), "--gcore", pid, "--yes", status=0)
     assert node.enter(["stat", "-c", "%a %u", taken.out.strip()]).stdout == "600 4001\n"
 
 
@@ -233,8 +232,7 @@ exec /usr/bin/gdb "$@"
     node.write("/usr/local/bin/gdb", spied, mode=0o755)
     mallory.python(WAITS)
     pid = pid_of(mallory)
-    done = tool("cores", fleet([node]), "--gcore", pid, "--yes", first=NO_TMPFILE)
-    assert done.status == 0, done
+    done = tool("cores", fleet([node]), "--gcore", pid, "--yes", first=NO_TMPFILE, status=0)
     assert re.search(r"^-rw------- .* \.nodeready\.core\.\w+$", node.read("/tmp/spied"), re.M)
     path = done.out.strip()
     assert left(node) == f"{path} 600 4001\n"

@@ -49,8 +49,7 @@ def test_who_claims_a_job_hides_neither_its_hang_nor_its_ranks(mallory, bob, too
         assert tool.end(watching).status == 3
     assert "moves: " not in log.read_text()
     # Nothing tells whose it is.
-    done = tool("watch", where, *words)
-    assert done.status == 2, done
+    done = tool("watch", where, *words, status=2)
     assert "is unknown: uid 4001 and uid 4002 claim it: --user NAME" in done.err
     squeue = tool.home / "squeue"
     squeue.write_text(f"#!/bin/sh\necho '4711|4711|{bob.uid}|'\n")

@@ -38,8 +38,7 @@ def test_what_is_kept_of_each_crash_and_what_notes_tell_without_gdb(tool, fleet,
     crash(node, 2)
     where, kept = fleet([node]), tool.home / "crash"
     before = written(node)
-    done = tool("cores", where, "--format", "json", "-o", kept)
-    assert done.status == 0, done
+    done = tool("cores", where, "--format", "json", "-o", kept, status=0)
     assert re.match("__strlen", groups(done)[0]["frames"][0]["function"]), done
     (core,) = done.document["cores"]
     assert (core["rank"], core["job"], core["user"], core["unread"]) == (2, "88", "root", "")
@@ -49,8 +48,7 @@ def test_what_is_kept_of_each_crash_and_what_notes_tell_without_gdb(tool, fleet,
     assert (written(node), ours(node)) == (before, [])
     assert "no core found on 1 node" in tool("cores", where, "--job", "89").err
     node.enter(["mv", "/usr/bin/gdb", "/usr/bin/gdb.away"])
-    done = tool("cores", where, "--format", "json")
-    assert done.status == 3
+    done = tool("cores", where, "--format", "json", status=3)
     (core,) = done.document["cores"]
     assert core["unread"] == "gdb is not installed (nodeready deploy installs it)"
     assert (core["rank"], core["signal"], core["threads"]) == (2, 11, 1)
@@ -83,23 +81,20 @@ def test_a_core_of_a_live_process_is_whole_and_the_process_goes_on(tool, fleet, 
     terminal.send("n\n")
     assert terminal.end().status == 0
     assert node.enter(["ls", "-A", "/var/crash"]).stdout == ""
-    done = tool("cores", where, "--gcore", pid, "--yes")
-    assert done.status == 0, done
+    done = tool("cores", where, "--gcore", pid, "--yes", status=0)
     assert f"pid {pid} goes on" in done.err
     path = done.out.strip()
     assert re.fullmatch(rf"/var/crash/core\.python3\.{pid}\.{node.name}\.[0-9]+", path)
     assert status(node, pid) == ("S", 0)
     assert node.enter(["stat", "-c", "%a %u", path]).stdout == "600 2000\n"
-    seen = tool("cores", where, "--format", "json")
-    assert seen.status == 0, seen
+    seen = tool("cores", where, "--format", "json", status=0)
     (group,) = groups(seen)
     assert (group["signal_name"], "sleep" in group["function"]) == ("live", True), group
     # A gdb that hangs does not leave the process stopped.
     node.enter(["rm", path])
     hang = f'#!/bin/sh\ncase "$*" in *attach*) kill -STOP {pid}; sleep 600;; esac\n'
     node.write("/usr/local/bin/gdb", hang, mode=0o755)
-    done = tool("cores", where, "--gcore", pid, "--yes", first=SOON)
-    assert done.status == 1, done
+    done = tool("cores", where, "--gcore", pid, "--yes", first=SOON, status=1)
     assert "gdb had not finished after 4 s and was ended" in done.err
     assert "goes on (it had been left stopped, and was sent SIGCONT)" in done.err
     assert status(node, pid) == ("S", 0)

@@ -391,8 +391,7 @@ def test_a_jump_host_that_dies_in_the_middle_is_the_cause(site, fresh_nodes, fle
     running = tool.start("deploy", fleet([], hosts), "--yes", "--only", "core_dumps")
     wait_for(lambda: all(map(hangs, nodes)))
     site.node.enter(["sh", "-c", "kill -9 $(pgrep -x sshd)"])
-    done = tool.end(running)
-    assert done.status == 4, done
+    done = tool.end(running, status=4)
     assert "connection lost (jump host jump: connection lost) in core_dumps.pattern" in done.out
 
 

@@ -137,8 +137,7 @@ def test_an_interrupt_gives_the_allocation_back(slurm_lab, root_slurm, fleet, to
     process = tool.start("ready", where, "--user", "root", "--via", "srun", env=env)
     wait_for(lambda: root_slurm("squeue", "-h", "-s", "-o", "%i").count(".") > 0)
     process.send_signal(signal.SIGINT)
-    done = tool.end(process)
-    assert done.status == 130, done
+    done = tool.end(process, status=130)
     assert "interrupted: the results are partial" in done.err
     wait_for(lambda: root_slurm("squeue", "-h") == "")
     assert not [row for node in slurm_lab.nodes for row in ours(node)]
