@@ -73,12 +73,22 @@ class Done:
         return json.loads(self.out)
 
     @property
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """Node -> its row, of an audit or a `ready`."""
+        return {row["name"]: row for row in self.document["nodes"]}
+
+    @property
     def results(self) -> dict[str, dict[str, dict[str, str]]]:
-        """Node -> check -> result, of an audit or a `ready`."""
-        nodes = self.document["nodes"]
+        """Node -> check -> result."""
         return {
-            node["name"]: {result["check"]: result for result in node["results"]} for node in nodes
+            name: {result["check"]: result for result in row["results"]}
+            for name, row in self.nodes.items()
         }
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Node -> why nothing is known of it."""
+        return {gap["node"]: gap["reason"] for gap in self.document["gaps"]}
 
     def __repr__(self) -> str:
         return f"\nexit {self.status}\n--- stdout\n{self.out}--- stderr\n{self.err}"

@@ -2,7 +2,6 @@
 and bob's cores are found and read all the same.
 """
 
-import json
 import re
 import struct
 
@@ -34,7 +33,7 @@ def name(number: int, comm: str = "x", time: int = 2_000_000_000) -> str:
 
 
 def cores_of(done: Done) -> dict[str, dict[str, object]]:
-    return {core["path"].rpartition("/")[2]: core for core in json.loads(done.out)["cores"]}
+    return {core["path"].rpartition("/")[2]: core for core in done.document["cores"]}
 
 
 def note(kind: int, content: bytes) -> bytes:
@@ -129,7 +128,7 @@ def test_cores_that_lie_cost_their_own_row(node, mallory, bob, tool, fleet):
     assert why["9019"] == "it is empty"
     assert "/home/mallory/fifo, which is a FIFO" in why["9015"]
     assert why["9016"]
-    tops = [group["frames"][0]["function"] for group in json.loads(done.out)["groups"]]
+    tops = [group["frames"][0]["function"] for group in done.document["groups"]]
     assert any(re.match("__strlen", top) for top in tops), tops
     assert "\x1b" not in tool("cores", where, "-v").out
     assert ours(node) == []
@@ -147,7 +146,7 @@ END
         """)
     done = tool("cores", fleet([node]), "--format", "json", status=3)
     assert cores_of(done)[good.rpartition("/")[2]]["unread"] == ""
-    (more,) = json.loads(done.out)["more"].values()
+    (more,) = done.document["more"].values()
     assert more == 70_001 - len(cores_of(done))
     assert ours(node) == []
 

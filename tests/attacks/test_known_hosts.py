@@ -3,8 +3,6 @@
 What stands in an honest node's file is read with ssh-keygen, as ssh itself would.
 """
 
-import json
-
 from nodeready.lab import LabNode
 
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
@@ -62,5 +60,5 @@ def test_a_node_that_tells_other_keys_than_its_sshd_has_is_a_finding(tool, fleet
     assert known(honest, hostile.name) == known(honest, hostile.address) == set()
     assert known(honest, other.name) == keys(other)
     audit = tool("audit", inventory, "--only", "ssh_client.host_key", "--format", "json")
-    told = {one["name"]: one["status"] for one in json.loads(audit.out)["nodes"]}
+    told = {name: row["status"] for name, row in audit.nodes.items()}
     assert told == {honest.name: "ok", hostile.name: "fail", other.name: "ok"}, done

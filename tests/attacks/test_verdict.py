@@ -4,10 +4,8 @@ A row is what she does at will; docs/gate.md has the same table in words. The ve
 what root's audit fails or cannot observe, which is what stops a job.
 """
 
-import json
 import re
 import time
-from typing import Any
 
 import pytest
 
@@ -151,18 +149,15 @@ ROWS = read_table(__file__, "ROWS")
 OVER = read_data(__file__, "verdict_over.sh")
 
 
-def _judged(tool: Tool, inventory: object) -> tuple[dict[str, str], list[dict[str, Any]]]:
+def _judged(tool: Tool, inventory: object) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """What stops a job, and all results."""
     skip = "gate,ssh_client,pdsh"
     done = tool("audit", inventory, "--format", "json", "--skip", skip, first=SOON)
     assert done.status in (0, 3), done
-    document = json.loads(done.out)
-    (seen,) = document["nodes"]
-    assert not document["gaps"], document["gaps"]
-    results = seen["results"]
-    return {
-        r["check"]: r["status"] for r in results if r["status"] in ("fail", "unknown")
-    }, results
+    assert not done.reasons, done.reasons
+    (results,) = done.results.values()
+    stops = {check: row["status"] for check, row in results.items()}
+    return {c: s for c, s in stops.items() if s in ("fail", "unknown")}, results
 
 
 USUAL = (
@@ -202,7 +197,7 @@ def test_a_user_does_not_stop_the_jobs_of_others(fresh_nodes, tool, fleet, names
             node.enter(["sh", "-c", OVER], check=False)
         if after != before:
             wrong[name] = {k: v for k, v in after.items() if before.get(k) != v}
-        elif told and not any(re.search(told, r["actual"]) for r in results):
+        elif told and not any(re.search(told, r["actual"]) for r in results.values()):
             wrong[name] = f"nothing tells {told!r}"
     assert wrong == {}
 
@@ -222,8 +217,7 @@ def test_what_a_user_takes_from_jobs_is_named_with_its_place(fresh_nodes, tool, 
         her.run(script)
         after, results = _judged(tool, inventory)
         assert {name: after[name] for name in after if name not in before} == {check: "fail"}
-        (told,) = [one for one in results if one["check"] == check]
-        assert "/scratch" in told["actual"]
+        assert "/scratch" in results[check]["actual"]
         her.run("rm -r /scratch/*")
     assert _judged(tool, inventory)[0] == before
 
@@ -244,8 +238,7 @@ def test_a_port_that_she_holds_is_blamed_on_no_job_of_others(fresh_node, mallory
     fresh_node.enter(["sh", "-c", move])
     where = fleet([fresh_node])
     done = tool("audit", where, "--only", "ports.range", "--format", "json")
-    (seen,) = json.loads(done.out)["nodes"]
-    (told,) = seen["results"]
+    told = done.results[fresh_node.name]["ports.range"]
     mallory.end()
     fresh_node.enter(
         ["sh", "-c", f"find /mnt/{fresh_node.name} -depth -type d -exec rmdir {{}} +"]

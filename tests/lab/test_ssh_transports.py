@@ -27,8 +27,7 @@ AUDIT = ("--only", "ptrace", "--format", "json")
 
 def reached(done: Done) -> dict[str, str]:
     """Each node of an audit: "" when it was reached, else why not."""
-    reasons = {gap["node"]: gap["reason"] for gap in done.document["gaps"]}
-    return {node["name"]: reasons.get(node["name"], "") for node in done.document["nodes"]}
+    return {name: done.reasons.get(name, "") for name in done.nodes}
 
 
 class Logins:

@@ -45,10 +45,8 @@ def root_slurm(slurm_lab, monkeypatch):
 
 def statuses(done):
     """Node -> its status, and the reason of its gap, in an audit's document."""
-    reasons = {gap["node"]: gap["reason"] for gap in done.document["gaps"]}
-    nodes = done.document["nodes"]
-    assert len({node["name"] for node in nodes}) == len(nodes)
-    return {node["name"]: (node["status"], reasons.get(node["name"], "")) for node in nodes}
+    assert len(done.nodes) == len(done.document["nodes"])
+    return {name: (row["status"], done.reasons.get(name, "")) for name, row in done.nodes.items()}
 
 
 def test_an_allocation_of_ones_own_names_who_cannot_be_had(slurm_lab, root_slurm, fleet, tool):
