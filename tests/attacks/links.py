@@ -35,20 +35,14 @@ _STATE = read_data(__file__, "roots.sh")
 
 @dataclass(frozen=True)
 class Attack:
-    """One thing that somebody plants.
-
-    plant:   her script
-    root:    root's command
-    brief:   the same writing without a look at the machine, where that would take minutes
-    told:    what it says about it on standard error
-    intact:  a command whose output stays the same, beside what root has
-    """
+    """One thing that somebody plants."""
 
     name: str
-    plant: str
-    root: str
-    told: str
-    intact: str = ":"
+    plant: str  # her script
+    root: str  # root's command
+    told: str  # what it says about it on standard error
+    intact: str = ":"  # a command whose output stays the same, beside what root has
+    # the same writing without a look at the machine, where that would take minutes
     brief: str = ""
 
 

@@ -130,24 +130,18 @@ DRIVERS: dict[str, str] = _table("_drivers")
 
 @dataclass(frozen=True)
 class Part:
-    """What the GPUs of one product have in common, and the node that they are in.
-
-    since:  the first major version of the driver for it
-    count:  how many a node has
-    links:  active and inactive NVLinks; None: the command prints nothing of it
-    gbps:   of a link
-    memory: ``rows`` are remapped, ``pages`` are retired, ``none``: no ECC
-    """
+    """What the GPUs of one product have in common, and the node that they are in."""
 
     name: str
     device: str
-    since: int
+    since: int  # the first major version of the driver for it
     generation: int
     architecture: str = "Hopper"
-    count: int = 8
+    count: int = 8  # how many a node has
+    # active and inactive NVLinks; None: the command prints nothing of it
     links: tuple[int, int] | None = (0, 0)
-    gbps: str = "26.562"
-    memory: str = "rows"
+    gbps: str = "26.562"  # of a link
+    memory: str = "rows"  # are remapped; `pages` are retired; `none`: no ECC
     tlimit: bool = True
     mig: bool = True
     fabric: bool = False

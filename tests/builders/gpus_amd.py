@@ -31,19 +31,16 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of GPU: PCI device id, name, class, generation of PCIe, RAS, memory in GB.
+    """One kind of GPU."""
 
-    edge: it has a temperature of its edge
-    """
-
-    device: str
+    device: str  # PCI device id
     name: str
-    kind: str = "0x120000"
-    speed: int = 32
+    kind: str = "0x120000"  # PCI class
+    speed: int = 32  # GT/s of PCIe
     width: int = 16
     ras: bool = True
-    gigabytes: int = 64
-    edge: bool = False
+    gigabytes: int = 64  # of memory
+    edge: bool = False  # it has a temperature of its edge
     links: bool = True
 
 
