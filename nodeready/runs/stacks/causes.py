@@ -124,7 +124,7 @@ def waits_for_held_child(group: Group) -> bool:
 
 
 def running_child(group: Group) -> str:
-    """The place of a process that a group has started and waits for, and that computes; "": none"""
+    """The place of a started process that a group waits for, and that computes; "": none"""
     children = group.children if group.activity == "child" else ()
     frames = next((c.frames for c in children if c.frames and c.state.startswith("R")), ())
     return place_text(hints.user_frame(frames) or frames[-1]) if frames else ""
