@@ -22,7 +22,7 @@ from nodeready.agent.stacks.processes import HANGS, contents, probe_each
 
 #: What of a rank waits: its main thread (as in `threading`), all of it, or its descendants.
 MAIN, WHOLE_PROCESS, DESCENDANTS = "MainThread", "(whole)", "(below)"
-#: The end of a further thread's wait for the job's store, which answers when other ranks have come.
+#: What a further thread at the job's store waits for: other ranks that set a key there.
 STORE = "store"
 #: Maximum rows and connections of a process: one with more is part of a full mesh.
 _MAX_ROWS, _MAX_ENDS = 64, 64
