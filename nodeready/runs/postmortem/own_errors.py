@@ -112,8 +112,8 @@ def not_launched(job: JobFailures) -> Finding | None:
         return None
     errors.sort(key=lambda f: f.event.has_phrase("told-by-another"))
     words = {"error": errors[0].event.text}
-    kinds = {errors[0].event.kind, meaning(words["error"]).kind}
-    kind = "network" if kinds & {"network", "timeout"} else "storage" if "storage" in kinds else ""
+    kinds = [errors[0].event.kind, meaning(words["error"]).kind]
+    kind = next((kind for kind in kinds if kind in ("network", "timeout", "storage")), "")
     finding = Finding(for_=lines_of(errors), failures=errors[:1], words=words, kind=kind)
     # srun kills all further tasks when the container of one rank does not start.
     tasks = [f for f in job.reports if f.event.source == "srun"]
