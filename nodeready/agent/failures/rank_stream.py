@@ -82,6 +82,8 @@ class RankStream:
     is_chained: bool = False
     is_ignored: bool = False
     details: list[str] = field(default_factory=list)
+    #: The width of the box that Rich draws around a traceback, and wraps its message at; 0: none.
+    width: int = 0
     spawned: int | None = None
     #: Whether the traceback is one that an exception of this process quotes.
     is_quoted: bool = False

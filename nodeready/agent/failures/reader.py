@@ -307,6 +307,7 @@ class FailureReader:
         if is_original and stream.chain:
             stream.is_chained = True
         stream.mode, stream.frames, stream.is_quoted = "traceback", [], False
+        stream.width = 0 if header else len(text.rstrip())
         # A logger writes the traceback below its line.
         before = self._before(stream)
         is_warning = bool(rules.PHRASES["warns"].search(prefix or before[:LEVEL]))
@@ -479,19 +480,18 @@ class FailureReader:
         if not stream.chain:
             return
         last, lines = stream.chain[-1], [rules.quoted(line) for line in stream.details if line]
-        message = last.event.text
-        is_vague = _is_vague(last.event.text)
+        message = _unwrap(last.event.text, lines, stream.width)
+        if message != last.event.text:
+            _reword(last, message, rules.meaning(message))
+        is_vague = _is_vague(message)
         if lines and (match := _WHAT.match(lines[0])):
             # Several ranks have named theirs before the first text follows.
             while stream.events and stream.events[-1].text == message:
                 stream.events.pop()
             text = f"{message}: {match['text']}"
-            text_meaning = rules.meaning("\n".join([text, *lines[1:]]))
-            last.event = replace(
-                last.event, role=text_meaning.role, kind=text_meaning.kind, text=text
-            )
+            _reword(last, text, rules.meaning("\n".join([text, *lines[1:]])))
             is_vague = _is_vague(text)
-            last.is_known, lines = text_meaning.is_known, lines[1:]
+            lines = lines[1:]
         if lines and is_vague:
             text_meaning = rules.meaning("\n".join(lines))
             # NCCL repeats its last warning at the end.
@@ -512,12 +512,8 @@ class FailureReader:
         matches = filter(None, map(rules.PHRASES["caused"].search, lines))
         causes = [match[match.lastindex or 0] for match in matches]
         if causes and (not last.is_known or last.event.role == rules.CONSEQUENCE):
-            text_meaning = rules.meaning(causes[-1])
-            text = message = _cause_and_effect(causes[-1], last.event.text)
-            last.event = replace(
-                last.event, role=text_meaning.role, kind=text_meaning.kind, text=text
-            )
-            last.is_known = text_meaning.is_known
+            message = _cause_and_effect(causes[-1], last.event.text)
+            _reword(last, message, rules.meaning(causes[-1]))
         names = _listed_names([message, *lines])
         text = f"{last.event.text[: MAX_TEXT // 2]} {names}"
         if not names or len(text) > MAX_TEXT:
@@ -859,6 +855,20 @@ def _without_prefix(stream: RankStream, text: str) -> str:
 def _is_vague(message: str) -> bool:
     """Whether the first line of a message says nothing, and names no condition that is false."""
     return bool(rules.VAGUE.search(message)) and not rules.PHRASES["check"].search(message)
+
+
+def _reword(error: ReadException, text: str, text_meaning: rules.Meaning) -> None:
+    error.event = replace(error.event, role=text_meaning.role, kind=text_meaning.kind, text=text)
+    error.is_known = text_meaning.is_known
+
+
+def _unwrap(message: str, lines: list[str], width: int) -> str:
+    """A message with those of its further lines that Rich has wrapped at the width of its box."""
+    last = message
+    while lines and len(last) + 1 + len(lines[0].partition(" ")[0]) > width > 0:
+        last = lines.pop(0)
+        message = f"{message} {last}"
+    return message
 
 
 def _cause_and_effect(cause: str, effect: str) -> str:

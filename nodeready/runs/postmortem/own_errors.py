@@ -111,9 +111,12 @@ def not_launched(job: JobFailures) -> Finding | None:
     if not errors or further:
         return None
     errors.sort(key=lambda f: f.event.has_phrase("told-by-another"))
-    words = {"error": errors[0].event.text}
-    kinds = {errors[0].event.kind, meaning(words["error"]).kind}
+    event = errors[0].event
+    words = {"error": event.text}
+    kinds = {event.kind, meaning(event.text).kind}
     kind = "network" if kinds & {"network", "timeout"} else "storage" if "storage" in kinds else ""
+    # A launcher that does not come to its own tasks waits for no peer.
+    kind = "timeout" if (event.role, event.kind) == (FAILED, "timeout") else kind
     finding = Finding(for_=lines_of(errors), failures=errors[:1], words=words, kind=kind)
     # srun kills all further tasks when the container of one rank does not start.
     tasks = [f for f in job.reports if f.event.source == "srun"]
