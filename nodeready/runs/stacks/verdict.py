@@ -395,13 +395,25 @@ def holds_lock(job: HungJob) -> HangFinding | None:
             locks[holders[0]] = f"the {lock[1]}"
             waiting.update(group.ranks)
     # Who waits for a lock is the cause only where all do.
-    locks = {rank: text for rank, text in locks.items() if rank not in waiting} or locks
-    if not locks:
+    first = {rank: text for rank, text in locks.items() if rank not in waiting}
+    # In a circle of several locks, nobody comes first.
+    is_circle = len(first) < len(locks) and any(_is_in_circle(job, rank) for rank in first)
+    locks = first or locks
+    if not locks or is_circle:
         return None
     suspect = job.suspect(locks, None, f"has {next(iter(locks.values()))}")
     words = {"who": ranks_of(locks, suspect.nodes), "locks": " and ".join(locks.values())}
     words |= {"others": ranks_of(waiting), "call": causes.called(job.groups[job.at[min(locks)]])}
     return HangFinding(words, [suspect], len(locks), leads=True)
+
+
+def _is_in_circle(job: HungJob, rank: int) -> bool:
+    """Whether the ranks that a rank waits for, one after the other, wait for that rank."""
+    passed, awaited = {rank}, job.links[job.at[rank]].waits_for
+    while len(awaited) == 1 and awaited[0] in {*job.at} - passed:
+        passed.add(awaited[0])
+        awaited = job.links[job.at[awaited[0]]].waits_for
+    return awaited == (rank,)
 
 
 def each_other(job: HungJob) -> HangFinding | None:
