@@ -212,6 +212,8 @@ def click_option(command: str, opt: Opt) -> click.Option:
     """The option as click has it, for the command of this name."""
     same = ("help", "default", "metavar", "multiple", "required", "hidden", "show_default")
     settings: dict[str, Any] = {name: getattr(opt, name) for name in same}
+    if opt.required:
+        del settings["default"]  # any default, None too, would do as its value
     settings |= {"type": _type_of(opt), "is_flag": opt.default is False, "count": opt.is_count}
     if opt.complete:
         settings["shell_complete"] = candidates_of(opt.complete)

@@ -74,9 +74,10 @@ def complaint(text: str) -> int:
     if not weight or is_none or is_handled(text):
         return 0
     # Words that a row explains say most, unless they only announce others.
-    if rules.VAGUE.search(text):
+    means = rules.meaning(text)
+    if rules.VAGUE.search(text) or means.role == rules.CONSEQUENCE:
         return min(weight, EXPLAINED - 1)
-    return EXPLAINED if rules.meaning(text).is_known else weight
+    return EXPLAINED if means.is_known else weight
 
 
 def shape_of(text: str, letters: int = _LETTERS) -> str:

@@ -38,6 +38,14 @@ _STEPS = 4
 LAST_WORDS = 40
 #: Characters of a line that have its level.
 LEVEL = 60
+#: A line of a box.
+_FRAMED = re.compile(r"\s*([|*#!])\s+(\S.*?)\s*\1\s*$")
+
+
+def _without_frame(text: str) -> str:
+    """A line without the blanks around it, and without the sides of its box."""
+    match = _FRAMED.match(text)
+    return match[2] if match else text.strip()
 
 
 @dataclass
@@ -162,7 +170,7 @@ class RankStream:
             weight = complaint(text)
             # A call within the failed call says less, unless it has the answer of the system.
             is_inner = weight < EXPLAINED and rules.PHRASES["inner-call"].search(text)
-            lines += [text.strip()] if not is_inner and (weight or shape_of(text)) else []
+            lines += [_without_frame(text)] if not is_inner and (weight or shape_of(text)) else []
         weights = [complaint(text) for text in lines]
         weight = max(weights, default=0)
         last = weights.index(weight) if weight else 0
@@ -170,7 +178,7 @@ class RankStream:
         if not weight:
             return ""
         # The line after a first line that says nothing says it.
-        is_vague = first > last and rules.VAGUE.search(lines[first])
+        is_vague = first > 0 and rules.VAGUE.search(lines[first])
         return f"{lines[first]} {lines[first - 1]}" if is_vague else lines[first]
 
     def cause(self, line: int) -> str:
@@ -196,7 +204,7 @@ class RankStream:
         """The ranks that the words of an error right before an abort name in place of those that
         call it, and the first of these words; else the arguments. words: the last ones of an error
         """
-        texts = [text.strip() for _, text in reversed(self.recent)]
+        texts = [_without_frame(text) for _, text in reversed(self.recent)]
         block = takewhile(complaint, texts[texts.index(words) :] if words in texts else ())
         named = {int(match[1]): text for text in block if (match := _COMPLAINING.match(text))}
         if not named or not named.keys().isdisjoint(ranks):
@@ -208,10 +216,13 @@ class RankStream:
         counts = Counter(shape_of(text, 0) for _, text in set(self.tail))
         words, no_complaint = "", rules.PHRASES["no-complaint"]
         for _, text in reversed(self.tail):
+            is_drawn = not any(map(str.isalnum, text))
+            if is_drawn and not (words and no_complaint.search(text)):
+                continue
             is_usual = counts[shape_of(text, 0)] >= USUAL or no_complaint.search(text)
             if is_usual or STEP.search(text[:400]):
                 return words
-            words = text.strip() if shape_of(text) else words
+            words = _without_frame(text) if shape_of(text) else words
         return self.last.strip()
 
     def is_cut(self, line: int, end: int) -> bool:
@@ -223,8 +234,10 @@ class RankStream:
         levels = [number for number, text in recent if logs.search(text, 0, LEVEL)]
         names = ("last-level",) if levels else ("last-level", "cries")
         progress = [number for number, text in recent if goes_on(text) and not complaint(text)]
+        after, itself = max([line, *levels[-1:], *progress[-1:]]), rules.PHRASES["ends-itself"]
         return any(
-            number > max([line, *levels[-1:], *progress[-1:]]) and complaint(text)
+            # What says that its program ends is followed by what the program closes.
+            number > (line if itself.search(text) else after) and complaint(text)
             for number, text in recent
             if any(rules.PHRASES[name].search(text) for name in names)
             # The very last line of a program without a logger.

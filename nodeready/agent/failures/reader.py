@@ -355,8 +355,9 @@ class FailureReader:
         if stream.mode != "details":
             return False
         message = stream.chain[-1].event.text if stream.chain else ""
-        # A line that begins with a time, or of a step, is no further line of a message.
-        is_vague = not stream.details and rules.VAGUE.search(message)
+        # A line that begins with a time, or of a step, is no further line of a message, unless the
+        # line before says that it follows.
+        is_vague = rules.VAGUE.search([message, *stream.details][-1])
         shape = shape_of(text)
         is_usual = shape and any(shape_of(line) == shape for _, line in stream.recent)
         is_step = STEP.search(text) or is_handled(text) or rules.PHRASES["answers"].search(text)
@@ -450,7 +451,8 @@ class FailureReader:
             stream.unhandled.add(event.line)
             stream.announced |= {event.line} if stream.is_announced else set()
         elif stream.frames and stream.is_warning:
-            stream.handled[event.line] = stream.plain
+            # The line that announces it is one of those that tell.
+            stream.handled[event.line] = stream.plain - stream.is_announced
         elif stream.is_of_request and event.role in (rules.FAILED, rules.LOST):
             is_lasting = event.kind in OF_PROCESS or event.has_phrase("reported-late")
             is_lasting = is_lasting or bool(event.call)
@@ -478,7 +480,7 @@ class FailureReader:
             return
         last, lines = stream.chain[-1], [rules.quoted(line) for line in stream.details if line]
         message = last.event.text
-        is_vague = bool(rules.VAGUE.search(last.event.text))
+        is_vague = _is_vague(last.event.text)
         if lines and (match := _WHAT.match(lines[0])):
             # Several ranks have named theirs before the first text follows.
             while stream.events and stream.events[-1].text == message:
@@ -488,7 +490,7 @@ class FailureReader:
             last.event = replace(
                 last.event, role=text_meaning.role, kind=text_meaning.kind, text=text
             )
-            is_vague = bool(rules.VAGUE.search(text)) and not rules.PHRASES["check"].search(text)
+            is_vague = _is_vague(text)
             last.is_known, lines = text_meaning.is_known, lines[1:]
         if lines and is_vague:
             text_meaning = rules.meaning("\n".join(lines))
@@ -852,6 +854,11 @@ def _without_prefix(stream: RankStream, text: str) -> str:
     last, stream.last_prefix = stream.last_prefix, match[0].rstrip()
     # After the exception, a line of another time is no further line of its message.
     return text if stream.mode == "details" and last != stream.last_prefix else text[match.end() :]
+
+
+def _is_vague(message: str) -> bool:
+    """Whether the first line of a message says nothing, and names no condition that is false."""
+    return bool(rules.VAGUE.search(message)) and not rules.PHRASES["check"].search(message)
 
 
 def _cause_and_effect(cause: str, effect: str) -> str:

@@ -198,6 +198,11 @@ def _aborted(job: JobFailures, reported: Counter[tuple[int, bool]]) -> set[tuple
     """The files, each with whether a report names no rank, whose reported ends by SIGABRT are of
     others: a watchdog's timeout aborts its process, and so may a lost peer. reported: `_reported`
     """
+    first = {(f.file, f.rank): f.event.line for f in reversed(job.reports)}
+    # What follows the first report of each rank does not explain its end.
+    last_at = Counter[int]()
+    for (file, _), line in first.items():
+        last_at[file] = max(line, last_at[file])
     explained = Counter(
         (f.file, is_unnamed)
         for f in (*job.victims, *job.consequences)
@@ -205,6 +210,7 @@ def _aborted(job: JobFailures, reported: Counter[tuple[int, bool]]) -> set[tuple
         # A named rank that lost a peer is excused by itself.
         if f.rank is None or (is_unnamed and f.event.role in (LOST, WAITED))
         if f.event.role != CONSEQUENCE or f.event.has_phrase("ends-since-another")
+        if not 0 < last_at[f.file] < f.event.line
     )  # fmt: skip
     return {key for key, count in reported.items() if explained[key] >= count}
 
@@ -241,7 +247,13 @@ def _without_kills_of_srun(job: JobFailures) -> list[RankFailure]:
 def _ended_itself(job: JobFailures, failure: RankFailure) -> bool:
     """Whether a program that a shell started has ended itself after a failure of its processes."""
     is_own = failure.rank is None and failure.is_by("of_program")
-    return is_own and signal_of(failure.event.code) == 9 and is_after(failure, job.all)
+    if is_own and signal_of(failure.event.code) == 9 and is_after(failure, job.all):
+        return True
+    # A shell returns how its program has ended.
+    return failure.event.code > 128 and any(
+        _ended_itself(job, f) for f in job.reports
+        if (f.file, f.event.code) == (failure.file, -signal_of(failure.event.code))
+    )  # fmt: skip
 
 
 def _is_launcher(job: JobFailures, failure: RankFailure) -> bool:

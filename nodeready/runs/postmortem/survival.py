@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from nodeready.agent.failures.events import NOT_LAUNCHED
+from nodeready.agent.failures.events import NOT_LAUNCHED, FileFailures
 from nodeready.agent.failures.rules import (
     CONSEQUENCE,
     ENDED,
@@ -163,9 +163,16 @@ def _closed(
             id(f) in noise or f.event.kind == "network"
             # A log of no rank is one of what looks at the nodes.
             or (f.rank is None and f.event.kind == "environment")
+            # An earlier phase goes on after it to its last words, those of progress.
+            or (f.rank is None and f.event.lines_after and _ends_on(files[f.file]))
         )
         and (f.time_s or 0.0) <= last_s + _AFTER_FAULT_S
     }  # fmt: skip
+
+
+def _ends_on(file: FileFailures) -> bool:
+    """Whether all lines of a file end with words of progress."""
+    return all(PHRASES["progresses"].search(s.last) for s in file.streams)
 
 
 def _is_stopped(failure: RankFailure) -> bool:
