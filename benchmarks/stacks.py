@@ -218,7 +218,7 @@ def _cost(mode: str, nodes: int, directory: Path) -> StacksCost:
 
     def source() -> Iterator[traces.Trace]:
         if mode == "files":
-            return traces.load(directory)[0]
+            return traces.read_directory(directory)[0]
         return (traces.parse(text, "memory") for text in texts)
 
     start = time.process_time()

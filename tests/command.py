@@ -73,12 +73,22 @@ class Done:
         return json.loads(self.out)
 
     @property
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """Node -> its row, of an audit or a `ready`."""
+        return {row["name"]: row for row in self.document["nodes"]}
+
+    @property
     def results(self) -> dict[str, dict[str, dict[str, str]]]:
-        """Node -> check -> result, of an audit or a `ready`."""
-        nodes = self.document["nodes"]
+        """Node -> check -> result."""
         return {
-            node["name"]: {result["check"]: result for result in node["results"]} for node in nodes
+            name: {result["check"]: result for result in row["results"]}
+            for name, row in self.nodes.items()
         }
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Node -> why nothing is known of it."""
+        return {gap["node"]: gap["reason"] for gap in self.document["gaps"]}
 
     def __repr__(self) -> str:
         return f"\nexit {self.status}\n--- stdout\n{self.out}--- stderr\n{self.err}"
@@ -125,10 +135,13 @@ class Tool:
         self.running.append(started)
         return started
 
-    def end(self, started: subprocess.Popen[bytes]) -> Done:
+    def end(self, started: subprocess.Popen[bytes], status: int | None = None) -> Done:
+        """Wait for its end; with this exit status, if one is given."""
         out, err = started.communicate(timeout=LIMIT_S)
         texts = [(text or b"").decode(errors="surrogateescape") for text in (out, err)]
-        return Done(started.returncode, *texts)
+        done = Done(started.returncode, *texts)
+        assert status in (None, done.status), done
+        return done
 
     def measured(self, *words: object) -> Done:
         """The same, with the most memory that the command had at once, as it tells at its end.
@@ -142,8 +155,8 @@ class Tool:
         peak.unlink()
         return done
 
-    def __call__(self, *words: object, **how: Any) -> Done:
-        return self.end(self.start(*words, **how))
+    def __call__(self, *words: object, status: int | None = None, **how: Any) -> Done:
+        return self.end(self.start(*words, **how), status)
 
     def finish(self) -> None:
         for process in self.running:

@@ -64,9 +64,9 @@ def apply(run: Runner, changes: Iterable[StepChange]) -> None:
         assert done.returncode == 0, f"{change.step}: {done.stderr.strip()}"
 
 
-def project(*words: object) -> Done:
-    """Run a program in the checkout, without a terminal; whatever its exit status."""
-    return subprocess.run(
+def project(*words: object, status: int | None = None) -> Done:
+    """Run a program in the checkout, without a terminal. status: the only one that is right"""
+    done = subprocess.run(
         [str(word) for word in words],
         cwd=ROOT,
         capture_output=True,
@@ -75,8 +75,10 @@ def project(*words: object) -> Done:
         timeout=600,
         check=False,
     )
+    assert status in (None, done.returncode), done
+    return done
 
 
-def nodeready(*words: object) -> Done:
+def nodeready(*words: object, status: int | None = None) -> Done:
     """Run this project's command, as a user would from the checkout."""
-    return project(sys.executable, "-m", "nodeready", *words)
+    return project(sys.executable, "-m", "nodeready", *words, status=status)

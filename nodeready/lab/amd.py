@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from nodeready.lab import hardware
-from nodeready.lab.hardware import SERVER, File, Hardware, accelerators, log_lines, pci_trees
+from nodeready.lab.hardware import SERVER, File, Hardware, read_text, read_toml
 
 # --- The output of amd-smi with AMD Instinct MI300X, and a stand-in that prints it.
 #
@@ -24,32 +23,13 @@ BUSES = ("05", "29", "49", "65", "85", "a5", "c5", "e5")
 
 
 # The output of a healthy, idle GPU by subcommand: the first of its node.
-_GPU = Path(__file__).with_name("mi300x.json").read_text(encoding="utf-8")
+_GPU = read_text("mi300x.json")
 
 #: The values that may differ between two GPUs: name -> their places in `mi300x.json`. Further
 #: names: ``down``, the GPUs to which its link is down; ``violation``, what slows it down
 #: (``prochot``, ``socket_thermal``, ``vr_thermal``, ``hbm_thermal``); ``static`` and ``metric``,
 #: other values of these subcommands, at any depth.
-_PLACES = {
-    "model": ("static/asic/market_name", "static/board/product_name"),
-    "vbios": ("static/vbios/part_number",),
-    "ecc": tuple(
-        f"static/ras/ecc_block_state/{block}"
-        for block in ("UMC", "SDMA", "GFX", "MMHUB", "PCIE_BIF", "HDP", "XGMI_WAFL")
-    ),
-    "correctable": (
-        "metric/ecc/total_correctable_count", "metric/ecc_blocks/UMC/correctable_count",
-    ),
-    "uncorrectable": ("metric/ecc_blocks/UMC/uncorrectable_count",),
-    "deferred": ("metric/ecc/total_deferred_count", "metric/ecc_blocks/UMC/deferred_count"),
-    # Errors of its links that RAS counts.
-    "xgmi_uncorrectable": ("metric/ecc_blocks/XGMI_WAFL/uncorrectable_count",),
-    "pcie_width": ("metric/pcie/width",),
-    "pcie_speed": ("metric/pcie/speed/value",),
-    "hotspot_celsius": ("metric/temperature/hotspot/value",),
-    "memory_celsius": ("metric/temperature/mem/value",),
-    "used_mb": ("metric/mem_usage/used_vram/value",),
-}  # fmt: skip
+_PLACES: Mapping[str, Sequence[str]] = read_toml("amd")
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,20 +79,15 @@ def _gpu(index: int, bus: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def outputs(
-    changes: Mapping[int, Mapping[str, Any]] | None = None,
-    missing: Collection[int] = (),
+    changes: Mapping[int, Mapping[str, Any]] = {},  # number of a GPU -> its values that differ
+    missing: Collection[int] = (),  # those that the driver lacks; the tool numbers the rest from 0
     buses: Sequence[str] = BUSES,
 ) -> dict[str, str]:
-    """The output of ``amd-smi static``, ``metric`` and ``xgmi`` with ``--json``, by subcommand.
-
-    changes: number of a GPU -> its values that differ
-    missing: GPUs that the driver does not have; the tool numbers the remaining ones from 0
-    """
-    changed = changes or {}
+    """The output of ``amd-smi static``, ``metric`` and ``xgmi`` with ``--json``, by subcommand."""
     present = [slot for slot in range(len(buses)) if slot not in missing]
     static, metric, table, status = [], [], [], []
     for index, slot in enumerate(present):
-        values, address = changed.get(slot, {}), f"0000:{buses[slot]}:00.0"
+        values, address = changes.get(slot, {}), f"0000:{buses[slot]}:00.0"
         gpu, down = _gpu(index, buses[slot], values), values.get("down", ())
         static.append(gpu["static"])
         metric.append(gpu["metric"])
@@ -127,15 +102,10 @@ def outputs(
 
 
 def stand_in(printed: Mapping[str, str], before: str = "") -> str:
-    """The text of a program that prints the output of its subcommand.
-
-    printed: the output, by subcommand
-    before:  shell text that it runs first
-    """
-    cases = [f"{name})\ncat <<'END'\n{text}\nEND\n;;" for name, text in printed.items()]
-    body = "\n".join(cases)
+    """A program that prints the output of its subcommand. before: shell text that it runs first"""
+    cases = "".join(f"{name})\ncat <<'END'\n{text}\nEND\n;;\n" for name, text in printed.items())
     return (
-        f"#!/bin/sh\n# A stand-in for amd-smi.\n{before}case $1 in\n{body}\n"
+        f"#!/bin/sh\n# A stand-in for amd-smi.\n{before}case $1 in\n{cases}"
         '*)\necho "amd-smi: unknown command $1" >&2\nexit 2\n;;\nesac\n'
     )
 
@@ -147,33 +117,27 @@ _TOOL = f'#!/bin/sh\n# A stand-in: prints recorded answers.\nexec {_ANSWERS} "$@
 
 def make(
     *,
-    gpus: Mapping[int, Mapping[str, Any]] = {},
+    gpus: Mapping[int, Mapping[str, Any]] = {},  # index -> its values that differ (`outputs`)
     missing: Collection[int] = (),
     unbound: Collection[int] = (),
     unplugged: Collection[int] = (),
     ports: Mapping[str, Mapping[str, Any]] = {},
     nics: Mapping[str, Mapping[str, Any]] = {},
-    tool: str = "",
+    tool: str = "",  # shell text that amd-smi runs first
     numa_balancing: int = 0,
     log: Sequence[str] = (),
 ) -> Hardware:
-    """A node with eight MI300X, with its differences from a healthy one.
-
-    gpus: index -> its values that differ (`outputs`)
-    tool: shell text that amd-smi runs first
-
-    Further arguments are as of `nvidia.make`.
-    """
-    devices, interfaces = hardware.adapters(hardware.mi300x(), ports, nics)
+    """A node with eight MI300X; further arguments are as of `nvidia.make`."""
+    devices, interfaces = hardware.adapters(hardware.ports_of("mi300x"), ports, nics)
     hidden = {*missing, *unbound, *unplugged}
     # Class 0x1200 is "processing accelerator", the class of Instinct boards.
     link = ("32.0 GT/s PCIe", 16, "32.0 GT/s PCIe", 16)
     card = hardware.PciDevice("", "0x1002", "0x74a1", "0x120000", driver="amdgpu", link=link)
-    cards = accelerators(BUSES, card, gpus, unbound, unplugged)
+    cards = hardware.accelerators(BUSES, card, gpus, unbound, unplugged)
     functions = [*SERVER, *cards, *hardware.pci(devices, interfaces)]
     return Hardware(
         trees={
-            **pci_trees(*functions),
+            **hardware.pci_trees(*functions),
             **hardware.trees(devices, interfaces),
             "/sys/module/amdgpu": {"version": "6.12.12\n", "initstate": "live\n"},
         },
@@ -189,6 +153,6 @@ def make(
         sysctls={"kernel/numa_balancing": str(numa_balancing)},
         kernel_log=(
             (11.201544, "[drm] amdgpu kernel modesetting enabled."),
-            *log_lines(log, BUSES),
+            *hardware.log_lines(log, BUSES),
         ),
     )

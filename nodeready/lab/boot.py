@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nodeready.lab import host
+from nodeready.lab.hardware import read_text
 from nodeready.lab.host import ip, listening
 
 # --- In the node's process and namespaces: its mounts, name and address, then its init.
@@ -43,22 +44,7 @@ from nodeready.lab.host import ip, listening
 # The shell of each init has this as argument 3, and the lab's directory as argument 4.
 MARK = "nodeready-lab"
 
-# Process 1 of a node. It brings up the network with the address in argument 6; applies the
-# persisted sysctls as a boot does, with the distribution's
-# reader, or procps' where there is no systemd; runs the scripts of the node's hardware and fault;
-# starts sshd; and stays to reap orphans, also when sshd is stopped.
-INIT = """
-printf '%s\\n' 'link set lo up' "address add $3 dev eth0" 'link set eth0 up' | ip -batch - || exit
-for s in /usr/lib/systemd/systemd-sysctl /lib/systemd/systemd-sysctl /usr/sbin/sysctl; do
-    case $s in */sysctl) set_all='--quiet --system' ;; *) set_all= ;; esac
-    if [ -x "$s" ]; then "$s" $set_all; break; fi
-done
-for s in start fault; do
-    if [ -e /.lab/$s ]; then sh -e /.lab/$s || exit; fi
-done
-/usr/sbin/sshd -D -e &
-while :; do sleep 86400 & wait; done
-"""
+INIT = read_text("init.sh")  # process 1 of a node
 
 # The switch holds the bridge of a lab in its own network namespace: the machine's firewall, which
 # may filter bridges (Docker), and its udev never see the nodes.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.lab import faults, host, image, machines, processes, state
+from nodeready.lab.hardware import read_text
 from nodeready.lab.host import Done, check_kernel, check_needs, listening, port, run
 from nodeready.lab.image import new_key
 from nodeready.lab.processes import Content, Files, is_alive
@@ -141,13 +142,7 @@ class LabNode:
 
     def stop_sshd(self) -> None:
         """Stop sshd: new connections are refused, open ones stay."""
-        # It ends a moment after the signal: until then it takes connections.
-        script = """
-            pid=$(cat /run/sshd.pid) && kill "$pid" || exit 1
-            for i in $(seq 200); do kill -0 "$pid" 2>/dev/null || exit 0; sleep 0.05; done
-            exit 1
-        """
-        self.enter(["sh", "-c", script])
+        self.enter(["sh", "-c", read_text("stop_sshd.sh")])
 
     def pause_sshd(self) -> None:
         """Pause sshd: connections open, and no banner comes."""
@@ -155,15 +150,7 @@ class LabNode:
 
     def resume_sshd(self) -> None:
         """Undo `pause_sshd`, or start sshd after `stop_sshd`; it takes connections then."""
-        # sshd goes into the background before it listens, and writes its number after that.
-        script = """
-            kill -CONT "$(cat /run/sshd.pid)" 2>/dev/null && exit 0
-            rm -f /run/sshd.pid
-            /usr/sbin/sshd || exit 1
-            for i in $(seq 200); do [ -s /run/sshd.pid ] && exit 0; sleep 0.05; done
-            exit 1
-        """
-        self.enter(["sh", "-c", script])
+        self.enter(["sh", "-c", read_text("resume_sshd.sh")])
 
     def reboot(self, fault: str | None = None) -> None:
         """Power off and on: the disk stays, /run, /tmp and live kernel values do not.

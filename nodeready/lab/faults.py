@@ -23,26 +23,11 @@ from nodeready.lab.state import LabError
 
 # --- A fault as data.
 
-ALL = tuple(PROFILES)  # all profiles
-
 #: Group of faults, in the order of faults.toml -> its title, and the profiles of its faults that
 #: name none.
 GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "nvidia": ("NVIDIA's GPUs and their links", ("h100", "a100")),
-    "amd": ("AMD's GPUs and their links", ("mi300x",)),
-    "rdma": ("InfiniBand and RoCE ports", ("h100", "a100")),
-    "nics": ("Interfaces and routes", ALL),
-    "ports": ("TCP ports and the packet filter", ALL),
-    "host": ("The host: clock, mounts, processes", ALL),
-    "ptrace": ("Who may attach", ALL),
-    "cores": ("Core dumps", ALL),
-    "limits": ("Limits", ALL),
-    "session": ("Logins of a job's user", ALL),
-    "ssh": ("ssh between the nodes", ALL),
-    "pdsh": ("pdsh", ALL),
-    "tools": ("Debugging tools", ALL),
-    "iommu": ("Kernel arguments", ALL),
-    "gate": ("The node's own check", ALL),
+    group: (row["title"], tuple(row.get("profiles", PROFILES)))
+    for group, row in read_toml("fault_groups").items()
 }
 
 

@@ -25,10 +25,14 @@ PCI = "/sys/bus/pci/devices"
 DRIVERS = "/sys/bus/pci/drivers"
 
 
+def read_text(name: str) -> str:
+    """A file of this package."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
 def read_toml(name: str) -> dict[str, Any]:
     """The data of a file NAME.toml of this package."""
-    path = Path(__file__).with_name(f"{name}.toml")
-    data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    data: dict[str, Any] = tomllib.loads(read_text(f"{name}.toml"))
     return data
 
 
@@ -152,9 +156,9 @@ def log_lines(lines: Iterable[str], buses: Sequence[str]) -> list[tuple[float, s
 
 # --- RDMA devices: healthy trees of /sys/class/infiniband, and what to change in them.
 #
-#     ib_tree(h100())
-#     ib_tree(h100(), mlx5_3={"state": "1: DOWN", "phys_state": "2: Polling"})
-#     ib_tree(a100(), mlx5_0={"rate": "100 Gb/sec (2X HDR)", "counters": {"link_downed": "3"}})
+#     ib_tree(ports_of("h100"))
+#     ib_tree(ports_of("h100"), mlx5_3={"state": "1: DOWN", "phys_state": "2: Polling"})
+#     ib_tree(ports_of("a100"), mlx5_0={"counters": {"link_downed": "3"}})
 #
 # Modelled on a recorded tree of an 8-way H100 node (leptonai/gpud, Apache-2.0,
 # components/accelerator/nvidia/infiniband/class/testdata) and on what the kernel prints
@@ -296,40 +300,23 @@ def ib_bond() -> Device:
     )  # fmt: skip
 
 
-def h100() -> tuple[Device, ...]:
-    """Eight ConnectX-7 with InfiniBand NDR, and the management bond."""
-    buses = ("18", "40", "4f", "5e", "9a", "c0", "ce", "dc")
-    return (*(_infiniband(index, bus) for index, bus in enumerate(buses)), ib_bond())
+def _roce(index: int, bus: str, **fields: Any) -> Device:
+    """The compute port `index` of a node, on Ethernet in its own subnet."""
+    return _port(index, bus, f"eth{index + 1}", gids=_roce_gids(index, index + 1), **fields)
 
 
-_CONNECTX_6 = {"hca_type": "MT4123", "firmware": "20.35.1012"}
+#: Board of GPUs -> the buses of its server's ports, `bond` with the management bond, and fields of
+#: `Device` that differ.
+_SERVERS = read_toml("adapters")
 
 
-def a100() -> tuple[Device, ...]:
-    """Eight ConnectX-6 with InfiniBand HDR."""
-    buses = ("0c", "12", "4b", "54", "8d", "94", "ba", "cc")
-    fields = {**_CONNECTX_6, "board_id": "MT_0000000222", "rate": "200 Gb/sec (4X HDR)"}
-    return tuple(_infiniband(index, bus, **fields) for index, bus in enumerate(buses))
-
-
-def l40s() -> tuple[Device, ...]:
-    """One ConnectX-6 with HDR100."""
-    fields = {**_CONNECTX_6, "board_id": "MT_0000000224", "rate": "100 Gb/sec (2X HDR)"}
-    return (_infiniband(0, "18", **fields),)
-
-
-def mi300x() -> tuple[Device, ...]:
-    """Eight ConnectX-7 with 400G Ethernet (RoCE), each in its own subnet."""
-    buses = ("09", "2d", "4d", "69", "89", "a9", "c9", "e9")
-    fields = {"link_layer": "Ethernet"}
-    return tuple(
-        _port(index, bus, f"eth{index + 1}", gids=_roce_gids(index, index + 1), **fields)
-        for index, bus in enumerate(buses)
-    )
-
-
-#: Board of GPUs -> the ports of its server.
-PORTS = {"h100": h100, "h200": h100, "b200": h100, "a100": a100, "l40s": l40s}
+def ports_of(board: str) -> tuple[Device, ...]:
+    """The RDMA devices of a server with these GPUs."""
+    fields = dict(_SERVERS[board])
+    buses, has_bond = fields.pop("buses"), fields.pop("bond", False)
+    make = _roce if fields.get("link_layer") == "Ethernet" else _infiniband
+    devices = [make(index, bus, **fields) for index, bus in enumerate(buses)]
+    return (*devices, *([ib_bond()] if has_bond else ()))
 
 
 # --- Network interfaces of the RDMA devices: /sys/class/net shows them, and `ip` does not.

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nodeready.lab.hardware import read_text
 from nodeready.lab.state import ROOT, LabError, LabUnavailable, locked, write
 
 Done = subprocess.CompletedProcess[str]
@@ -144,16 +145,6 @@ _INSTALLERS = (("apt-get", 0), ("dnf", 1), ("zypper", 2))
 # <linux/capability.h>
 _CAP_SYS_RESOURCE = 24
 
-# What a node needs from the kernel, in namespaces that vanish with the trial.
-_TRIAL = """
-mount -t tmpfs lab /mnt && mkdir /mnt/u /mnt/w /mnt/m || { echo 'mount a tmpfs'; exit 1; }
-mount -t overlay lab -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/m ||
-    { echo 'mount an overlay of /'; exit 1; }
-mount -t proc lab /mnt/m/proc || { echo 'mount /proc'; exit 1; }
-ip link add name lab0 type bridge && ip link add name lab1 type veth peer name lab2 ||
-    { echo 'make a bridge'; exit 1; }
-"""
-
 
 def check_needs() -> None:
     """Raise LabUnavailable, in one line, unless this machine can run a lab."""
@@ -171,7 +162,7 @@ def check_needs() -> None:
 def check_kernel() -> None:
     """Raise LabUnavailable unless the kernel allows all parts of a node."""
     flags = ["--mount", "--pid", "--net", "--uts", "--ipc", "--fork"]
-    done = run(["unshare", *flags, "sh", "-c", _TRIAL], timeout=None)
+    done = run(["unshare", *flags, "sh", "-c", read_text("trial.sh")], timeout=None)
     if done.returncode:
         refusal = done.stdout.strip() or "make namespaces"
         errors = done.stderr.strip().splitlines()

@@ -14,6 +14,7 @@ from typing import Any
 
 from nodeready.lab import faults, host, processes, state
 from nodeready.lab.boot import STASH
+from nodeready.lab.hardware import read_text
 from nodeready.lab.host import node_settings, run
 from nodeready.lab.image import new_key
 from nodeready.lab.processes import Files, encoded, is_alive
@@ -24,19 +25,6 @@ INVENTORY = "inventory.json"
 
 # Gets the number of nodes that are ready, and of all that start.
 Progress = Callable[[int, int], None]
-
-_SSH_CONFIG = """\
-Host *
-    User root
-    IdentityFile {ssh}/id_ed25519
-    IdentitiesOnly yes
-    UserKnownHostsFile {ssh}/known_hosts
-    GlobalKnownHostsFile /dev/null
-    StrictHostKeyChecking yes
-    BatchMode yes
-    ConnectTimeout 10
-    LogLevel ERROR
-"""
 
 
 def kill(node: NodeState) -> None:
@@ -209,7 +197,7 @@ def _write_ssh(lab: LabState) -> None:
         known_hosts += f"{node.name},{node.address} {kind} {key}\n"
         hosts += f"Host {node.name}\n    HostName {node.address}\n"
     state.write(ssh / "known_hosts", known_hosts)
-    state.write(ssh / "ssh_config", hosts + _SSH_CONFIG.format(ssh=ssh))
+    state.write(ssh / "ssh_config", hosts + read_text("ssh_config.txt").format(ssh=ssh))
     settings = node_settings()
     nodes = {node.name: {**login_data(lab, node), **settings} for node in lab.nodes}
     state.write(state.directory(lab.name) / INVENTORY, json.dumps(nodes, indent=1) + "\n")

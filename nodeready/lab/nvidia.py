@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from nodeready.lab import hardware
-from nodeready.lab.hardware import File, Hardware, PciDevice, read_toml
+from nodeready.lab.hardware import File, Hardware, PciDevice, read_text, read_toml
 
 # --- The output of nvidia-smi, of healthy H100 or A100 GPUs and of faulty ones.
 #
@@ -51,29 +50,10 @@ class Board:
 
 BOARDS = {name: Board(**row) for name, row in read_toml("boards").items()}
 
-#: The values that may differ between two GPUs; these are a healthy GPU's.
-CHANGES: Mapping[str, Any] = {
-    "product": "",  # "": the board's
-    "vbios": "",
-    "persistence": "on",
-    "mig": "off",
-    "ecc": "on",
-    "ecc_uncorrectable": 0,
-    "ecc_correctable": 0,
-    "ecc_uncorrectable_aggregate": 0,
-    "remap_pending": False,
-    "remap_failed": False,
-    "retired_pending": False,
-    "reset_required": False,
-    "pcie_generation": 0,  # 0: the greatest
-    "pcie_width": 16,
-    "temperature_c": 31,
-    "throttle": (),  # of "hw_slowdown", "hw_thermal_slowdown", …
-    "fabric_state": "Completed",
-    "fabric_status": "Success",
-    "processes": (),  # (pid, name, MiB)
-    "xml": {},  # path below <gpu> -> its text; None, false: no such element
-}
+_DATA = read_toml("nvidia")
+CHANGES: Mapping[str, Any] = _DATA["changes"]
+BEFORE: Mapping[str, str] = _DATA["before"]
+_PROCESS = _DATA["process"]
 
 _SWITCH = {"on": "Enabled", "off": "Disabled"}
 _REASONS = (
@@ -88,17 +68,7 @@ def uuid(index: int) -> str:
     return f"GPU-{0x5269B708 + index:08x}-678a-b1a8-60f0-c904064{index:05x}"
 
 
-_GPU = Path(__file__).with_name("nvidia_gpu.xml").read_text(encoding="utf-8")  # ``<gpu>`` of a GPU
-#: A process that uses a GPU.
-_PROCESS = """
-			<process_info>
-				<gpu_instance_id>N/A</gpu_instance_id>
-				<compute_instance_id>N/A</compute_instance_id>
-				<pid>{}</pid>
-				<type>C</type>
-				<process_name>{}</process_name>
-				<used_memory>{} MiB</used_memory>
-			</process_info>"""
+_GPU = read_text("nvidia_gpu.xml")  # ``<gpu>`` of a GPU
 
 
 def _gpu(index: int, address: str, board: Board, changes: Mapping[str, Any]) -> str:
@@ -222,78 +192,32 @@ def nvlink_status(
 
 HOME = "/.lab/nvidia-smi"
 
-_SCRIPT = f"""\
-#!/bin/sh
-# A stand-in: prints recorded answers.
-cd {HOME} || exit
-if [ -e before ]; then . ./before; fi
-case " $* " in
-*" nvlink "*) exec cat nvlink ;;
-*" -q -x "* | *" -x -q "* | *" -qx "* | *" -xq "*) exec cat query.xml ;;
-*" -L "* | *" --list-gpus "*) exec cat list ;;
-"  ") exec cat list ;;
-esac
-printf 'Invalid combination of input arguments. Please run '\\''nvidia-smi -h'\\'' for help.\\n\\n'
-exit 6
-"""
-
-#: Shell text that breaks the tool.
-BEFORE = {
-    "ok": "",
-    "hangs": "trap '' TERM INT HUP\nwhile :; do sleep 86400; done\n",
-    "fails": """\
-echo 'Failed to initialize NVML: Driver/library version mismatch'
-echo 'NVML library version: 550.54'
-exit 18
-""",
-}
-
 
 _VENDOR = "0x10de"
 
-# The fabric manager is a service that never ends; a probe recognises it by its name.
 _FABRIC_MANAGER = "/usr/bin/nv-fabricmanager"
-_FABRIC_MANAGER_SCRIPT = """\
-#!/bin/sh
-# A stand-in: only its name matters.
-while :; do sleep 86400; done
-"""
 _START = f"{_FABRIC_MANAGER} >/dev/null 2>&1 </dev/null &\n"
 
 
 def make(
     model: str,
     *,
+    # index -> values that differ in nvidia-smi's output (`CHANGES`)
     gpus: Mapping[int, Mapping[str, Any]] = {},
-    missing: Collection[int] = (),
-    unbound: Collection[int] = (),
-    unplugged: Collection[int] = (),
-    ports: Mapping[str, Mapping[str, Any]] = {},
-    nics: Mapping[str, Mapping[str, Any]] = {},
-    inactive: Iterable[Sequence[int]] = (),
-    links: str | None = None,
-    tool: str = "ok",
-    module: bool = True,
-    fabric_manager: bool = True,
-    xids: Mapping[int, Sequence[Any]] = {},
-    log: Sequence[str] = (),
+    missing: Collection[int] = (),  # GPUs that nvidia-smi does not show
+    unbound: Collection[int] = (),  # GPUs without a driver: nvidia-smi does not show them either
+    unplugged: Collection[int] = (),  # GPUs that are not on the PCI bus
+    ports: Mapping[str, Mapping[str, Any]] = {},  # RDMA device -> fields of `hardware.Device`
+    nics: Mapping[str, Mapping[str, Any]] = {},  # interface -> fields of `hardware.NetDevice`
+    inactive: Iterable[Sequence[int]] = (),  # NVLinks that are down, as (GPU, link)
+    links: str | None = None,  # the output of `nvidia-smi nvlink --status`
+    tool: str = "ok",  # shell text that nvidia-smi runs first, or a key of `BEFORE`
+    module: bool = True,  # the driver is loaded
+    fabric_manager: bool = True,  # the fabric manager runs
+    xids: Mapping[int, Sequence[Any]] = {},  # GPU -> code and text of an Xid in the kernel's log
+    log: Sequence[str] = (),  # further lines of it; {gpu[3]} is the address of GPU 3
 ) -> Hardware:
-    """A node of this model, with its differences from a healthy one.
-
-    gpus:           index -> values that differ in nvidia-smi's output (`CHANGES`)
-    missing:        GPUs that nvidia-smi does not show
-    unbound:        GPUs that have no driver: nvidia-smi does not show them either
-    unplugged:      GPUs that are not on the PCI bus
-    ports:          RDMA device -> fields of `hardware.Device`
-    nics:           interface -> fields of `hardware.NetDevice`
-    inactive:       NVLinks that are down, as (GPU, link)
-    links:          the output of `nvidia-smi nvlink --status`
-    tool:           shell text that nvidia-smi runs first, or a key of `BEFORE`
-    module:         the driver is loaded
-    fabric_manager: the fabric manager runs
-    xids:           GPU -> code and text of an Xid in the kernel's log
-    log:            further lines of the kernel's log; {gpu[3]} is the address of GPU 3
-    """
+    """A node of this model, with its differences from a healthy one."""
     board = BOARDS[model]
     hidden = {*missing, *unbound, *unplugged}
     # Without the fabric manager, the fabric stays in its state after a boot.
@@ -311,7 +235,7 @@ def make(
     }
     if before := BEFORE.get(tool, tool):
         answers["before"] = before
-    devices, interfaces = hardware.adapters(hardware.PORTS[model](), ports, nics)
+    devices, interfaces = hardware.adapters(hardware.ports_of(model), ports, nics)
     driver, device = "nvidia" if module else "", f"0x{board.device_id.lower()}"
     link = (board.speed, 16, board.speed, 16)
     card = PciDevice("", _VENDOR, device, "0x030200", driver=driver, link=link)
@@ -334,7 +258,7 @@ def make(
         f"NVRM: Xid (PCI:0000:{board.buses[index]}:00): {code}, {text}"
         for index, (code, text) in xids.items()
     ]
-    manager = {_FABRIC_MANAGER: File(_FABRIC_MANAGER_SCRIPT, 0o755)}
+    manager = {_FABRIC_MANAGER: File(_DATA["fabric_manager"], 0o755)}
     nvlink_log = "nvidia-nvlink: Nvlink Core is being initialized, major device number 511"
     return Hardware(
         trees={
@@ -343,7 +267,7 @@ def make(
             **(loaded if module else {}),
         },
         files={
-            "/usr/bin/nvidia-smi": File(_SCRIPT, 0o755),
+            "/usr/bin/nvidia-smi": File(read_text("nvidia-smi.sh"), 0o755),
             **{f"{HOME}/{name}": File(text) for name, text in answers.items()},
             **(manager if board.fabric_manager else {}),
         },

@@ -17,7 +17,7 @@ from pathlib import Path
 from nodeready.core.policy import Policy, as_data
 from nodeready.fleet.transport import bundle
 from nodeready.runs.deploy.actions import Action, MakeDirectory, RemoveFile, StepChange, WriteFile
-from tests.cases import read
+from tests.cases import read, read_data
 from tests.paths import PACKAGE
 
 #: Runs a shell script as root; its standard input is the second word.
@@ -29,36 +29,20 @@ MALLORY = 4001
 
 #: What root has: a file and a directory that nobody else may change, a sticky directory for all,
 #: an exporter's directory, and a link of root's into it.
-_GROUNDS = f"""
-rm -rf /root/victim /root/dir /scratch /srv/prom /etc/site.d
-umask 022
-echo precious >/root/victim; chmod 600 /root/victim
-mkdir -m 700 /root/dir; echo precious >/root/dir/nodeready.prom
-mkdir -m 1777 /scratch; mkdir -p /srv; mkdir /srv/prom; chown {MALLORY}:{MALLORY} /srv/prom
-ln -s /srv/prom /etc/site.d
-"""
-_STATE = """
-stat -c '%n %F %a %u %g %s' /root/victim /root/dir; sha256sum /root/victim
-find /root/dir -mindepth 1 | sort; cat /root/dir/*
-"""
+_GROUNDS = read_data(__file__, "grounds.sh")
+_STATE = read_data(__file__, "roots.sh")
 
 
 @dataclass(frozen=True)
 class Attack:
-    """One thing that somebody plants.
-
-    plant:   her script
-    root:    root's command
-    brief:   the same writing without a look at the machine, where that would take minutes
-    told:    what it says about it on standard error
-    intact:  a command whose output stays the same, beside what root has
-    """
+    """One thing that somebody plants."""
 
     name: str
-    plant: str
-    root: str
-    told: str
-    intact: str = ":"
+    plant: str  # her script
+    root: str  # root's command
+    told: str  # what it says about it on standard error
+    intact: str = ":"  # a command whose output stays the same, beside what root has
+    # the same writing without a look at the machine, where that would take minutes
     brief: str = ""
 
 

@@ -118,8 +118,8 @@ def audited(
     def audit() -> _Audited:
         done = tool("audit", inventory, "--format", "json")
         assert done.status in {0, 3}, done
-        (node,) = json.loads(done.out)["nodes"]
-        return node, {result["check"]: result for result in node["results"]}
+        ((name, results),) = done.results.items()
+        return done.nodes[name], results
 
     return audit
 

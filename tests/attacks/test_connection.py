@@ -5,7 +5,6 @@ evil   three nodes; on one, in place of sshd, what tests/attacks/hostile_sshd.py
 The other nodes' rows are what they are without the hostile one.
 """
 
-import json
 import subprocess
 import sys
 
@@ -47,8 +46,8 @@ def test_a_hostile_sshd_costs_its_own_row(tool, fleet, fresh_nodes, evil, how):
     evil(hostile, how)
     done = tool.measured("audit", inventory, *STILL, "--timeout", "20", "--format", "json")
     assert results(done, names) == results(sound, names)
-    told = {one["name"]: one for one in json.loads(done.out)["nodes"]}
-    assert told[hostile.name]["status"] in ("unreachable", "failed", "unknown"), told[hostile.name]
+    row = done.nodes[hostile.name]
+    assert row["status"] in ("unreachable", "failed", "unknown"), row
     assert done.peak_kb < MOST_KB
 
 

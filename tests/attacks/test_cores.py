@@ -2,7 +2,6 @@
 and bob's cores are found and read all the same.
 """
 
-import json
 import re
 import struct
 
@@ -11,6 +10,7 @@ import pytest
 from nodeready.lab import LabNode
 from tests.attacks.conftest import Person
 from tests.attacks.opens import opened
+from tests.cases import read_data
 from tests.command import Done, ours, wait_for, written
 from tests.lifecycle.test_job import crash
 
@@ -33,7 +33,7 @@ def name(number: int, comm: str = "x", time: int = 2_000_000_000) -> str:
 
 
 def cores_of(done: Done) -> dict[str, dict[str, object]]:
-    return {core["path"].rpartition("/")[2]: core for core in json.loads(done.out)["cores"]}
+    return {core["path"].rpartition("/")[2]: core for core in done.document["cores"]}
 
 
 def note(kind: int, content: bytes) -> bytes:
@@ -118,8 +118,7 @@ def test_cores_that_lie_cost_their_own_row(node, mallory, bob, tool, fleet):
     node.enter(["sh", "-c", f'cd {CORES}; touch "$(printf "{name(9019, comm)}")"'])
     node.enter(["sh", "-c", f"chown mallory: /home/mallory/* {CORES}/*.20*"])
     where = fleet([node])
-    done = tool("cores", where, "--format", "json")
-    assert done.status == 3, done
+    done = tool("cores", where, "--format", "json", status=3)
     found = cores_of(done)
     good_row = found.pop(good.rpartition("/")[2])
     assert (good_row["unread"], good_row["user"]) == ("", "bob")
@@ -129,7 +128,7 @@ def test_cores_that_lie_cost_their_own_row(node, mallory, bob, tool, fleet):
     assert why["9019"] == "it is empty"
     assert "/home/mallory/fifo, which is a FIFO" in why["9015"]
     assert why["9016"]
-    tops = [group["frames"][0]["function"] for group in json.loads(done.out)["groups"]]
+    tops = [group["frames"][0]["function"] for group in done.document["groups"]]
     assert any(re.match("__strlen", top) for top in tops), tops
     assert "\x1b" not in tool("cores", where, "-v").out
     assert ours(node) == []
@@ -145,10 +144,9 @@ for at in range(70_000):
     open(f"core.{{'1.' * 40}}.{{at}}.h.{{at}}", "w").close()
 END
         """)
-    done = tool("cores", fleet([node]), "--format", "json")
-    assert done.status == 3, done
+    done = tool("cores", fleet([node]), "--format", "json", status=3)
     assert cores_of(done)[good.rpartition("/")[2]]["unread"] == ""
-    (more,) = json.loads(done.out)["more"].values()
+    (more,) = done.document["more"].values()
     assert more == 70_001 - len(cores_of(done))
     assert ours(node) == []
 
@@ -204,8 +202,7 @@ def test_no_process_of_hers_holds_a_core_that_she_may_not_read(node, mallory, to
     mallory.start("sh", "-c", 'cd; exec python3 -c "$0"', TAKES)
     waits = ["test", "-e", "/home/mallory/waits"]
     wait_for(lambda: node.enter(waits, check=False).returncode == 0)
-    done = tool("cores", fleet([node]), "--format", "json")
-    assert done.status == 3, done
+    done = tool("cores", fleet([node]), "--format", "json", status=3)
     assert node.enter(["test", "-e", "/home/mallory/loot"], check=False).returncode == 1
     rows = cores_of(done).values()
     assert {str(row["unread"]) for row in rows} == {
@@ -217,13 +214,7 @@ def test_no_process_of_hers_holds_a_core_that_she_may_not_read(node, mallory, to
 
 
 #: In gdb's place: it tells who it is and what it may, in its last line.
-TELLS = r"""#!/bin/sh
-for word; do case $word in --core=*) core=${word#--core=} ;; esac; done
-rights=$(grep -hE '^(CapPrm|NoNewPrivs):' /proc/self/status | tr -d '\t' | tr '\n' ' ')
-echo "uid $(id -u) $(id -G), $rights$(head -c 4 "$core" | tail -c 3)," \
-    "$(ls /dev | wc -l) devices, $(grep -c : /proc/net/dev) networks," \
-    "$( (: >/tmp/x) 2>&1 | grep -o 'Read-only')" >&2
-"""
+TELLS = read_data(__file__, "tells.sh")
 
 
 def test_roots_cores_are_read_by_nobody_who_can_only_read(node, tool, fleet):

@@ -14,6 +14,7 @@ import pytest
 
 from nodeready.lab import LabNode
 from tests.attacks.opens import opened
+from tests.cases import read_table
 from tests.command import ours, wait_for
 
 CRASH = "/var/crash"
@@ -138,14 +139,7 @@ def test_a_setuid_program_leaves_no_core_whatever_it_gave_up(tool, fleet, node, 
     node.write("/root/secret", f"{SECRET}\n", mode=0o600)
     node.enter(["install", "-m", "4755", "/usr/bin/python3", "/usr/local/bin/elevated"])
     where = fleet([node])
-    words = {
-        "saved": "runs with the rights of more than one user",
-        "effective": "runs with the rights of more than one user",
-        "thread": "runs with the rights of more than one user",
-        "dropped": "is closed to its own user",
-        "opened": "was started with more rights than its user has",
-    }
-    for kind, why in words.items():
+    for kind, why in read_table(__file__, "GAVE_UP").items():
         mallory.start(
             "/usr/local/bin/elevated", "-c", SETUID, str(mallory.uid), kind, mallory.name
         )
@@ -209,8 +203,7 @@ def test_a_link_on_the_way_leads_no_core_elsewhere(tool, fleet, node, mallory):
     assert (taken.status, node.read("/etc/passwd")) == (1, passwd), taken
     assert "File exists" in taken.err
     mallory.run(f"rm {CRASH}/{mallory.uid}/core.python3")
-    taken = tool("cores", fleet([node]), "--gcore", pid, "--yes")
-    assert taken.status == 0, taken
+    taken = tool("cores", fleet([node]), "--gcore", pid, "--yes", status=0)
     assert node.enter(["stat", "-c", "%a %u", taken.out.strip()]).stdout == "600 4001\n"
 
 
@@ -239,8 +232,7 @@ exec /usr/bin/gdb "$@"
     node.write("/usr/local/bin/gdb", spied, mode=0o755)
     mallory.python(WAITS)
     pid = pid_of(mallory)
-    done = tool("cores", fleet([node]), "--gcore", pid, "--yes", first=NO_TMPFILE)
-    assert done.status == 0, done
+    done = tool("cores", fleet([node]), "--gcore", pid, "--yes", first=NO_TMPFILE, status=0)
     assert re.search(r"^-rw------- .* \.nodeready\.core\.\w+$", node.read("/tmp/spied"), re.M)
     path = done.out.strip()
     assert left(node) == f"{path} 600 4001\n"

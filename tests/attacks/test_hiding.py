@@ -54,7 +54,7 @@ def ranks(person: Person, count: int) -> None:
 
 def seen(done: Done, user: str) -> list[tuple[int, list[str], str]]:
     """Rank, functions of its stack (the innermost last) and why there is none, of this user."""
-    document = json.loads(done.out)
+    document = done.document
     if document["user"] != user:
         return []
     groups = document["groups"]
@@ -183,7 +183,7 @@ def test_directories_of_hers_hide_nobodys_core(node, mallory, bob, look):
 
 def lines_of(done: Done) -> dict[str, list[str]]:
     """Name -> its lines."""
-    groups = (group for group in json.loads(done.out)["groups"] if not group["why"])
+    groups = (group for group in done.document["groups"] if not group["why"])
     return {f["path"].rpartition("/")[2]: g["lines"] for g in groups for f in g["files"]}
 
 
@@ -268,7 +268,6 @@ def test_nothing_but_files_of_a_directory_of_dumps_is_opened(tool, tmp_path, lab
     with opened_here(devices) as names:
         done = tool("stacks", "--from", dumps, "--format", "json")
     assert names == set()
-    found = json.loads(done.out)
+    found = done.document
     assert (done.status, [one["rank"] for one in found["processes"]]) == (3, [0]), done
-    reasons = {gap["node"]: gap["reason"] for gap in found["gaps"]}
-    assert reasons["fifo"] == "trace-fifo.json: is no regular file"
+    assert done.reasons["fifo"] == "trace-fifo.json: is no regular file"

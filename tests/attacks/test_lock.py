@@ -8,6 +8,7 @@ import pytest
 from nodeready.lab import state
 from tests.attacks.conftest import become
 from tests.attacks.links import MALLORY
+from tests.cases import read_data, read_table
 from tests.command import SHORT, hang, hangs, ours, wait_for
 from tests.lab.rows import rows
 
@@ -26,8 +27,7 @@ def test_a_user_holds_the_lock(fresh_node, mallory, fleet, tool):
     holding = mallory.start("sh", "-c", f"exec flock {LOCK} sleep 600")
     wait_for(lambda: "FLOCK" in fresh_node.read("/proc/locks"))
     assert holding.poll() is None
-    done = tool(*deploy(where))
-    assert done.status == 0, done
+    tool(*deploy(where), status=0)
     assert fresh_node.run(SCOPE).stdout == "0\n"
     assert fresh_node.run(f"stat -c '%a %U %F' {LOCK}").stdout == "600 root regular file\n"
     refused = mallory.run(f"flock -n {LOCK} true 2>&1", check=False)
@@ -45,14 +45,12 @@ while True:
     open("/home/mallory/got", "w").close()
     break
 """)
-    done = tool(*deploy(fleet([fresh_node])))
-    assert done.status == 0, done
+    tool(*deploy(fleet([fresh_node])), status=0)
     assert fresh_node.run("ls -A /home/mallory/got", check=False).returncode
 
 
 def test_a_user_keeps_the_timer_from_looking(fresh_node, mallory, fleet, tool):
-    done = tool("deploy", fleet([fresh_node], gate=True), "--yes", "--only", "gate")
-    assert done.status == 0, done
+    tool("deploy", fleet([fresh_node], gate=True), "--yes", "--only", "gate", status=0)
     line = fresh_node.read("/etc/cron.d/nodeready").splitlines()[-1].split(" root ", 1)[1]
     fresh_node.enter(["sh", "-c", f"umask 022; {line}"], check=False)
     verdict = fresh_node.enter(["stat", "-c", "%a %U", "/run/nodeready/verdict.json"]).stdout
@@ -66,41 +64,25 @@ def test_a_user_keeps_the_timer_from_looking(fresh_node, mallory, fleet, tool):
 def test_others_can_write_to_run(fresh_node, mallory, fleet, tool):
     fresh_node.enter(["chmod", "1777", "/run"])
     mallory.run(f"ln -s /root/precious {LOCK}")
-    done = tool(*deploy(fleet([fresh_node])))
-    assert done.status == 1, done
+    done = tool(*deploy(fleet([fresh_node])), status=1)
     assert "ptrace.scope: /run: others than root can write there: no lock is safe" in done.out
     assert fresh_node.enter(["test", "-e", "/root/precious"], check=False).returncode
 
 
 #: What somebody did on the node, and what a deploy says.
-KEPT = {
-    "held": (
-        f"umask 077; : >{LOCK}; flock {LOCK} sleep 600 >/dev/null 2>&1 &",
-        rf"cannot lock {LOCK}: process \d+ of root \(flock .* 600\) holds it; waited 10 s",
-    ),
-    "read-only": (
-        "mount --bind /run /run && mount -o remount,ro,bind /run",
-        f"read-only file system: {LOCK}",
-    ),
-}
+KEPT = read_table(__file__, "KEPT")
 
 
 @pytest.mark.parametrize("why", rows(KEPT, "held"))
 def test_what_keeps_us_from_the_lock_is_named(why, fresh_node, fleet, tool):
     script, says = KEPT[why]
     fresh_node.enter(["sh", "-c", script])
-    done = tool(*deploy(fleet([fresh_node], lock_wait_s=1)))
-    assert done.status == 1, done
+    done = tool(*deploy(fleet([fresh_node], lock_wait_s=1)), status=1)
     assert re.search(rf"{fresh_node.name}: ptrace\.scope: {says}$", done.out, re.M), done
 
 
 #: A clock that goes back by an hour each time that somebody looks.
-BACKWARDS = """#!/bin/sh
-case $* in +%s) ;; *) exec /bin/date "$@" ;; esac
-n=$(cat /run/looks 2>/dev/null || echo 0)
-echo $((n + 1)) >/run/looks
-echo $(($(/bin/date +%s) - 3600 * (n + 1)))
-"""
+BACKWARDS = read_data(__file__, "backwards.sh")
 
 
 @pytest.mark.nightly
@@ -110,8 +92,7 @@ def test_a_clock_that_runs_backwards_does_not_keep_us_waiting(fresh_node, fleet,
     where = fleet([fresh_node], lock_wait_s=1)
     tool.start(*deploy(where), first=SHORT.format(seconds=900))
     wait_for(lambda: hangs(fresh_node))
-    second = tool(*deploy(where), first=SHORT.format(seconds=30))
-    assert second.status == 1, second
+    second = tool(*deploy(where), first=SHORT.format(seconds=30), status=1)
     assert re.search(r"ptrace\.scope: locked by \S+ since \S+; waited 1 s$", second.out, re.M)
     fresh_node.enter(["sh", "-c", "rm /usr/local/sbin/sysctl; pkill -x sleep"])
     wait_for(lambda: not ours(fresh_node))

@@ -2,7 +2,6 @@
 log, shows nothing that she could not read, and bob's log is there all the same.
 """
 
-import json
 import os
 import subprocess
 
@@ -35,7 +34,7 @@ def told(done: Done) -> dict[str, tuple[str, list[str]]]:
     """Name -> why it was not read, and its lines."""
     return {
         file["path"].rpartition("/")[2]: (group["why"], group["lines"])
-        for group in json.loads(done.out)["groups"]
+        for group in done.document["groups"]
         for file in group["files"]
     }
 

@@ -1,6 +1,5 @@
 """An ordinary user's processes are no ranks of another's job, whatever their environment says."""
 
-import json
 import os
 
 from tests.attacks.opens import opened
@@ -49,8 +48,7 @@ def test_who_claims_a_job_hides_neither_its_hang_nor_its_ranks(mallory, bob, too
         assert tool.end(watching).status == 3
     assert "moves: " not in log.read_text()
     # Nothing tells whose it is.
-    done = tool("watch", where, *words)
-    assert done.status == 2, done
+    done = tool("watch", where, *words, status=2)
     assert "is unknown: uid 4001 and uid 4002 claim it: --user NAME" in done.err
     squeue = tool.home / "squeue"
     squeue.write_text(f"#!/bin/sh\necho '4711|4711|{bob.uid}|'\n")
@@ -58,7 +56,7 @@ def test_who_claims_a_job_hides_neither_its_hang_nor_its_ranks(mallory, bob, too
     path = {"PATH": f"{tool.home}:{os.environ['PATH']}"}
     words = ("stacks", where, "--job", "4711", "--samples", 1)
     done = tool(*words, "--format", "json", env=path)
-    found = json.loads(done.out)
+    found = done.document
     assert (found["user"], [one["rank"] for one in found["processes"]]) == ("bob", [0, 1]), done
     assert [(one["user"], one["stranger"]) for one in found["others"]] == [("mallory", True)]
     assert f"claim to be of job 4711 and are not: of mallory on {node.name}" in " ".join(
@@ -95,5 +93,5 @@ def test_roots_py_spy_opens_no_more_than_its_processs_user_may(mallory, tool, fl
     with opened(node, "/srv/devices") as names:
         for _ in range(2):
             done = tool("stacks", where, "--samples", 6, "--interval", 0.1, "--format", "json")
-            assert json.loads(done.out)["processes"], done
+            assert done.document["processes"], done
     assert names == set()

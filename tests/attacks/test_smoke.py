@@ -1,7 +1,5 @@
 """Mallory takes the job's ports while a smoke test hands them over: no good node is suspected."""
 
-import json
-
 import pytest
 
 from tests.command import wait_for
@@ -37,7 +35,7 @@ def test_who_takes_the_ports_has_no_good_node_suspected(mallory, tool, fleet):
     wait_for(lambda: node.enter(listens, check=False).returncode == 0)
     mallory.start("sh", "-c", 'cd; exec python3 -c "$0"', TAKES)
     done = tool.end(running)
-    found = json.loads(done.out)
+    found = done.document
     assert found["suspects"] == [], done
     (row,) = found["nodes"]
     taken = "is taken by mallory (uid 4001): python3" in row["why"]

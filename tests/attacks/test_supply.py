@@ -1,7 +1,6 @@
 """What root runs on a node is what root has put there: nobody else's program, and no other one."""
 
 import hashlib
-import json
 
 import pytest
 
@@ -23,8 +22,8 @@ def ran(node) -> str:
 def found(tool, inventory, *checks: str) -> dict[str, tuple[str, str]]:
     """check -> its status and what was seen, by an audit."""
     done = tool("audit", inventory, "--only", ",".join(checks), "--format", "json")
-    (node,) = json.loads(done.out)["nodes"]
-    return {row["check"]: (row["status"], row["actual"]) for row in node["results"]}
+    (results,) = done.results.values()
+    return {check: (row["status"], row["actual"]) for check, row in results.items()}
 
 
 #: How a py-spy that mallory can change comes to stand there: root's own mistakes.

@@ -4,16 +4,13 @@ A row is what she does at will; docs/gate.md has the same table in words. The ve
 what root's audit fails or cannot observe, which is what stops a job.
 """
 
-import json
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from tests.attacks.conftest import Person, person
+from tests.cases import read_data, read_table
 from tests.command import Tool, wait_for
 
 #: What the node's own limits of time would need minutes for.
@@ -113,120 +110,54 @@ time.sleep(600)
 """
 
 
-@dataclass(frozen=True)
-class Row:
-    """What she does: named by what she hopes for.
-
-    act:   begins it
-    there: a command that tells that it has begun
-    names: what the audit must say about it, a pattern, where it has to be a finding at all; what
-           is left of the row before, until the kernel has ended it, counts, too
-    """
-
-    act: Callable[[Person], object]
-    there: str
-    names: str = ""
+_PROGRAMS = {
+    "waits": WAITS, "named": NAMED, "zombies": ZOMBIES, "listens": LISTENS, "setuid": SETUID,
+    "faults": FAULTS,
+}  # fmt: skip
+_MINOR = "awk '$2 == \"userfaultfd\" { print $1 }' /proc/misc"
 
 
-def _waits(name: str, *words: str) -> Row:
-    there = f"grep -qxF -- '{name}' /proc/[0-9]*/comm && grep -ls ') D ' /proc/[0-9]*/stat"
-    return Row(lambda her: her.python(WAITS, name, *words), there, "user mallory")
-
-
-def _fuse(count: int, below: str = "mnt") -> Callable[[Person], object]:
-    def act(her: Person) -> object:
+def begin(her: Person, how: str, *words: str) -> None:
+    if how == "mount":
+        count, below = words
         # fusermount is setuid root and does just this for her.
         her.node.enter(["sh", "-c", "[ -e /dev/fuse ] || mknod -m 666 /dev/fuse c 10 229"])
         into = ["sh", "-c", 'setsid python3 -c "$@" >/dev/null 2>&1 </dev/null &', "sh"]
-        her.node.enter([*into, MOUNT, "/dev/fuse", str(count), f"{her.home}/{below}"])
-        return None
-
-    return act
-
-
-def _faults(program: str, *words: str) -> Callable[[Person], object]:
-    def act(her: Person) -> object:
+        # The kernel's table of mounts has four characters for each backslash.
+        place = f"{her.home}/{below}".replace("LONG", "/" + "\\" * 255)
+        her.node.enter([*into, MOUNT, "/dev/fuse", count, place])
+    elif how in ("faults", "setuid"):
         # Where an administrator gave it to users; else the kernel's own faults end the reader.
-        her.node.enter(
-            ["sh", "-c", "[ -e /tmp/uffd ] || mknod -m 666 /tmp/uffd c 10 $(" + _MINOR + ")"]
-        )
-        into = ("sh", "-c", 'cd; exec python3 -c "$@"', "sh")
-        return her.start(*into, program, "/tmp/uffd", *words)
-
-    return act
-
-
-def _setuid(name: str, *words: str) -> Row:
-    there = f"grep -lsE '^[0-9]+ .{name}. D ' /proc/[0-9]*/stat"
-    return Row(_faults(SETUID, name, *words), there, "user mallory")
-
-
-_MINOR = "awk '$2 == \"userfaultfd\" { print $1 }' /proc/misc"
-
-#: The kernel's table of mounts has four characters for each of these.
-_LONG = "/" + "\\" * 255
-
-ROWS = {
-    "a vfork with a sleeping child": _waits("train"),
-    "many of them": Row(
-        lambda her: [her.python(WAITS, f"t{number}") for number in range(40)],
-        "test $(grep -ls ') D ' /proc/[0-9]*/stat | wc -l) -ge 40",
-        r"\d+ not looked at",
-    ),
-    "page faults of her own": Row(
-        _faults(FAULTS),
-        "grep -qx handle_userfault /proc/[0-9]*/wchan",
-        "user mallory.*userfaultfd",
-    ),
-    "a look of ours that hangs at a mount": _waits("stat", "nr_fs=", "%n", "/data"),
-    "a setuid program that hangs, called as our look is": _setuid("stat", "nr_fs=", "%n", "/data"),
-    "an nvidia-smi that hangs": _waits("nvidia-smi"),
-    "a fabric manager": Row(
-        lambda her: her.python(NAMED, "nv-fabricmanage"),
-        "grep -qxF nv-fabricmanage /proc/[0-9]*/comm",
-    ),
-    "zombies without end": Row(
-        lambda her: her.python(ZOMBIES, "60"),
-        "test $(grep -ls ') Z ' /proc/[0-9]*/stat | wc -l) -ge 540",
-        r"\d{3}: \d+ of python3",
-    ),
-    "a listener on the job's port, named like a line of ours": Row(
-        lambda her: her.python(LISTENS), "grep -q 733C /proc/net/tcp", "user mallory"
-    ),
-    "a file system of her own that hangs": Row(_fuse(1), "grep -q mnt/m0 /proc/mounts"),
-    "more file systems than we look at": Row(_fuse(260), "grep -q mnt/m259 /proc/mounts"),
-    "some with long names": Row(
-        _fuse(400, "mnt" + _LONG * 3), "test $(grep -c fuse.sshfs /proc/mounts) = 400"
-    ),
-    "a service of the policy's with low limits": Row(
-        lambda her: her.start("sh", "-c", 'ulimit -n 8; exec python3 -c "$0" slurmd', NAMED),
-        "grep -qxF slurmd /proc/[0-9]*/comm",
-    ),
-    "a name with a newline and escapes": Row(
-        lambda her: her.python(NAMED, "x\nstuck=1\x1b[2J"), "grep -q stuck=1 /proc/[0-9]*/comm"
-    ),
-}
+        device = f"[ -e /tmp/uffd ] || mknod -m 666 /tmp/uffd c 10 $({_MINOR})"
+        her.node.enter(["sh", "-c", device])
+        into = ["sh", "-c", 'cd; exec python3 -c "$@"', "sh"]
+        her.start(*into, _PROGRAMS[how], "/tmp/uffd", *words)
+    elif how == "slurmd":
+        her.start("sh", "-c", 'ulimit -n 8; exec python3 -c "$0" slurmd', NAMED)
+    elif how == "many":
+        for number in range(40):
+            her.python(WAITS, f"t{number}")
+    else:
+        her.python(_PROGRAMS[how], *words)
 
 
+#: What she hopes for -> how she begins, a command that tells that she has, and a pattern of what
+#: the audit must say, where it has to be a finding at all; what is left of the row before, until
+#: the kernel has ended it, counts, too.
+ROWS = read_table(__file__, "ROWS")
 #: Her file systems go; %b undoes the table's escapes.
-OVER = r"""
-pkill -KILL -f ^her-mounts
-grep fuse.sshfs /proc/mounts | while read -r _ path _; do umount -l "$(printf %b "$path")"; done
-"""
+OVER = read_data(__file__, "verdict_over.sh")
 
 
-def _judged(tool: Tool, inventory: object) -> tuple[dict[str, str], list[dict[str, Any]]]:
+def _judged(tool: Tool, inventory: object) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """What stops a job, and all results."""
     skip = "gate,ssh_client,pdsh"
     done = tool("audit", inventory, "--format", "json", "--skip", skip, first=SOON)
     assert done.status in (0, 3), done
-    document = json.loads(done.out)
-    (seen,) = document["nodes"]
-    assert not document["gaps"], document["gaps"]
-    results = seen["results"]
-    return {
-        r["check"]: r["status"] for r in results if r["status"] in ("fail", "unknown")
-    }, results
+    assert not done.reasons, done.reasons
+    (results,) = done.results.values()
+    stops = {check: row["status"] for check, row in results.items()}
+    return {c: s for c, s in stops.items() if s in ("fail", "unknown")}, results
 
 
 USUAL = (
@@ -252,12 +183,12 @@ def test_a_user_does_not_stop_the_jobs_of_others(fresh_nodes, tool, fleet, names
     before, _ = _judged(tool, inventory)
     wrong = {}
     for name in names:
-        row = ROWS[name]
-        row.act(her)
-        there = ["sh", "-c", row.there]
+        how, begun, told = ROWS[name]
+        begin(her, *how)
+        there = ["sh", "-c", begun]
         try:
             wait_for(lambda there=there: node.enter(there, check=False).returncode == 0)
-            if row.names:
+            if told:
                 # What has waited in the kernel for less than that may be a slow disk.
                 time.sleep(2)
             after, results = _judged(tool, inventory)
@@ -266,8 +197,8 @@ def test_a_user_does_not_stop_the_jobs_of_others(fresh_nodes, tool, fleet, names
             node.enter(["sh", "-c", OVER], check=False)
         if after != before:
             wrong[name] = {k: v for k, v in after.items() if before.get(k) != v}
-        elif row.names and not any(re.search(row.names, r["actual"]) for r in results):
-            wrong[name] = f"nothing tells {row.names!r}"
+        elif told and not any(re.search(told, r["actual"]) for r in results.values()):
+            wrong[name] = f"nothing tells {told!r}"
     assert wrong == {}
 
 
@@ -286,8 +217,7 @@ def test_what_a_user_takes_from_jobs_is_named_with_its_place(fresh_nodes, tool, 
         her.run(script)
         after, results = _judged(tool, inventory)
         assert {name: after[name] for name in after if name not in before} == {check: "fail"}
-        (told,) = [one for one in results if one["check"] == check]
-        assert "/scratch" in told["actual"]
+        assert "/scratch" in results[check]["actual"]
         her.run("rm -r /scratch/*")
     assert _judged(tool, inventory)[0] == before
 
@@ -308,8 +238,7 @@ def test_a_port_that_she_holds_is_blamed_on_no_job_of_others(fresh_node, mallory
     fresh_node.enter(["sh", "-c", move])
     where = fleet([fresh_node])
     done = tool("audit", where, "--only", "ports.range", "--format", "json")
-    (seen,) = json.loads(done.out)["nodes"]
-    (told,) = seen["results"]
+    told = done.results[fresh_node.name]["ports.range"]
     mallory.end()
     fresh_node.enter(
         ["sh", "-c", f"find /mnt/{fresh_node.name} -depth -type d -exec rmdir {{}} +"]

@@ -119,37 +119,29 @@ def bad(results: Mapping[str, Result]) -> dict[str, str]:
 
 Tree = Mapping[str, Any]
 
+
+def _table(name: str) -> Any:
+    return json.loads(Path(__file__).with_name(f"gpus_nvidia{name}.json").read_text())
+
+
 #: Driver -> the name of its schema.
-DRIVERS = {
-    "450.80.02": "nvsmi_device_v10.dtd", "470.256.02": "nvsmi_device_v11.dtd",
-    "515.105.01": "nvsmi_device_v11.dtd", "525.147.05": "nvsmi_device_v11.dtd",
-    "535.183.06": "nvsmi_device_v12.dtd", "550.163.01": "nvsmi_device_v12.dtd",
-    "570.172.08": "nvsmi_device_v12.dtd", "575.57.08": "nvsmi_device_v12.dtd",
-    "580.105.08": "nvsmi_device_v13.dtd", "595.58.03": "nvsmi_device_v13.dtd",
-    "615.23": "nvsmi_device_v13.dtd",
-}  # fmt: skip
+DRIVERS: dict[str, str] = _table("_drivers")
 
 
 @dataclass(frozen=True)
 class Part:
-    """What the GPUs of one product have in common, and the node that they are in.
-
-    since:  the first major version of the driver for it
-    count:  how many a node has
-    links:  active and inactive NVLinks; None: the command prints nothing of it
-    gbps:   of a link
-    memory: ``rows`` are remapped, ``pages`` are retired, ``none``: no ECC
-    """
+    """What the GPUs of one product have in common, and the node that they are in."""
 
     name: str
     device: str
-    since: int
+    since: int  # the first major version of the driver for it
     generation: int
     architecture: str = "Hopper"
-    count: int = 8
+    count: int = 8  # how many a node has
+    # active and inactive NVLinks; None: the command prints nothing of it
     links: tuple[int, int] | None = (0, 0)
-    gbps: str = "26.562"
-    memory: str = "rows"
+    gbps: str = "26.562"  # of a link
+    memory: str = "rows"  # are remapped; `pages` are retired; `none`: no ECC
     tlimit: bool = True
     mig: bool = True
     fabric: bool = False
@@ -164,7 +156,7 @@ class Part:
 
 
 def _parts() -> dict[str, Part]:
-    rows = json.loads(Path(__file__).with_name("gpus_nvidia.json").read_text())
+    rows = _table("")
     for row in rows:
         row["links"] = tuple(row["links"]) if row.get("links") else row.get("links", (0, 0))
     return {row["name"]: Part(**row) for row in rows}
@@ -183,7 +175,7 @@ def combinations() -> list[tuple[str, str]]:
     ]
 
 
-_ELEMENTS = json.loads(Path(__file__).with_name("gpus_nvidia_elements.json").read_text())
+_ELEMENTS = _table("_elements")
 
 
 def _texts(part: Part, major: int) -> tuple[dict[str, object], dict[str, bool]]:

@@ -7,6 +7,7 @@ ROCm 5 and 6: ROCm/amdsmi, amdsmi_commands.py; rocm_smi_lib, rocm_smi.py; telegr
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,39 +29,23 @@ BEFORE = "have=amd-smi\nhave=rocm-smi\nversion=6.12.12\n"
 Json = dict[str, Any]
 
 
+@dataclass(frozen=True)
 class Part:
-    """One kind of GPU: PCI device id, name, class, generation of PCIe, RAS, memory in GB."""
+    """One kind of GPU."""
 
-    def __init__(self, device: str, name: str, **more: Any) -> None:
-        self.device, self.name = device, name
-        self.kind: str = more.get("kind", "0x120000")
-        self.speed: int = more.get("speed", 32)
-        self.width: int = more.get("width", 16)
-        self.ras: bool = more.get("ras", True)
-        self.gigabytes: int = more.get("gigabytes", 64)
-        self.edge: bool = more.get("edge", False)
-        self.links: bool = more.get("links", True)
+    device: str  # PCI device id
+    name: str
+    kind: str = "0x120000"  # PCI class
+    speed: int = 32  # GT/s of PCIe
+    width: int = 16
+    ras: bool = True
+    gigabytes: int = 64  # of memory
+    edge: bool = False  # it has a temperature of its edge
+    links: bool = True
 
 
-#: A board with a display, a chip of its memory beside it, and no RAS.
-RADEON: Json = {"kind": "0x030000", "speed": 16, "ras": False, "edge": True, "links": False}
-OLDER: Json = {"speed": 16, "edge": True}
-VEGA: Json = {**OLDER, "kind": "0x038000", "gigabytes": 32}
-PARTS = {
-    "MI50": Part("0x66a1", "AMD Instinct MI50", **VEGA),
-    "MI100": Part("0x738c", "AMD Instinct MI100", **VEGA),
-    "MI210": Part("0x740f", "AMD Instinct MI210", **OLDER),
-    "MI250": Part("0x740c", "AMD Instinct MI250", **OLDER),
-    "MI300A": Part("0x74a0", "AMD Instinct MI300A", width=0, gigabytes=128),
-    "MI300X": Part("0x74a1", "AMD Instinct MI300X", gigabytes=192),
-    "MI325X": Part("0x74a5", "AMD Instinct MI325X", gigabytes=256),
-    "MI355X": Part("0x75a3", "AMD Instinct MI355X", gigabytes=288),
-    "MI300X VF": Part("0x74b5", "AMD Instinct MI300X VF", gigabytes=192),
-    "RX 6700": Part("0x73df", "AMD Radeon RX 6700 XT", **RADEON, width=1, gigabytes=12),
-    "RX 7600": Part("0x7480", "AMD Radeon RX 7600", **RADEON, width=8, gigabytes=8),
-    "RX 7900": Part("0x744c", "AMD Radeon RX 7900 XTX", **RADEON, gigabytes=24),
-    "W7900": Part("0x7448", "AMD Radeon PRO W7900", **RADEON, gigabytes=48),
-}
+_PARTS = Path(__file__).with_name("gpus_amd_parts.json")
+PARTS = {name: Part(**row) for name, row in json.loads(_PARTS.read_text()).items()}
 UNSUPPORTED = "AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported"
 BLOCKS = ("UMC", "SDMA", "GFX", "MMHUB", "PCIE_BIF", "HDP", "XGMI_WAFL")
 

@@ -30,6 +30,7 @@ import talks
 import torch
 import torch.distributed as dist
 import wrapped
+from talks import LONG, rank, read_shard, world
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -38,19 +39,9 @@ with contextlib.suppress(ImportError):
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-LONG = 3600
-
 
 class Released(BaseException):
     """The test has looked: the act is over."""
-
-
-def rank():
-    return int(os.environ["RANK"])
-
-
-def world():
-    return int(os.environ["WORLD_SIZE"])
 
 
 def say(number, step):
@@ -136,11 +127,6 @@ def tokenize():
 
 def match_pattern():
     re.match(r"(a+)+$", "a" * 64 + "b")
-
-
-def read_shard():
-    with open(f"fifo-{rank()}", "rb") as file:
-        file.read()
 
 
 def save_checkpoint():
@@ -244,8 +230,7 @@ def load(bad=decode, collate_fn=None, **how):
         for _images in loader:
             pass
     finally:
-        for child in multiprocessing.active_children():
-            child.kill()
+        kill_children()
 
 
 def load_deadlock():
@@ -347,11 +332,11 @@ def serve_rpc_and_reduce():
 
 
 def ask_rpc():
-    start_rpc().rpc_sync("rank0", talks.read_shard, timeout=0)
+    start_rpc().rpc_sync("rank0", read_shard, timeout=0)
 
 
 def ask_rpc_later():
-    start_rpc().rpc_async("rank0", talks.read_shard, timeout=0).wait()
+    start_rpc().rpc_async("rank0", read_shard, timeout=0).wait()
 
 
 def ask_rpc_in_chain(at=None):
@@ -362,7 +347,7 @@ def ask_rpc_in_chain(at=None):
     if at:
         rpc.rpc_sync(f"rank{at - 1}", ask_rpc_in_chain, (at - 1,), timeout=0)
     else:
-        talks.read_shard()
+        read_shard()
 
 
 def ask_own_store():
@@ -405,9 +390,8 @@ def reduce_in_a_cycle():
     def reduce_second():
         dist.all_reduce(torch.ones(4), group=pairs[(0, 2) if rank() in (0, 2) else (1, 3)])
 
-    for call in (
-        (reduce_second, reduce_first) if rank() in (1, 2) else (reduce_first, reduce_second)
-    ):
+    calls = [reduce_first, reduce_second]
+    for call in reversed(calls) if rank() in (1, 2) else calls:
         call()
 
 
@@ -424,7 +408,7 @@ def import_beside_a_thread():
 def ask_rpc_in_group():
     rpc = start_rpc()
     join_by_file()
-    rpc.rpc_sync("rank0", talks.read_shard, timeout=0)
+    rpc.rpc_sync("rank0", read_shard, timeout=0)
 
 
 # --- Parallel models.
@@ -525,8 +509,7 @@ def project(values):
 def loading(number, seconds=0.02):
     loader = iter(DataLoader(Slow(seconds), num_workers=1))
     steps(number, lambda: next(loader))
-    for child in multiprocessing.active_children():
-        child.kill()
+    kill_children()
 
 
 class Slow(Dataset):
@@ -638,7 +621,7 @@ NUMBERED = {
     "talk_slowly": lambda number: talk(number, talks.nap(3)),
     "talk_very_slowly": lambda number: talk(number, talks.nap(15)),
     "first_evaluates": lambda number: talk(number, talks.nap(6, of=0)),
-    "talk_12": lambda number: follow(number, protocols.long_steps(12)),
+    "talk_12": lambda number: talk(number, talks.nap(12), protocols.take_in_threads),
     "busy_15": lambda number: steps(number, lambda: busy_for(15)),
     "drawn_steps": lambda number: follow(number, plans.steps()),
     "slow_steps": lambda number: follow(number, slowness.steps()),
@@ -646,8 +629,8 @@ NUMBERED = {
 }
 
 
-def talk(number, pause):
-    follow(number, talks.steps_over_tcp(pause))
+def talk(number, *how):
+    follow(number, talks.steps_over_tcp(*how))
 
 
 def follow(number, steps_made):

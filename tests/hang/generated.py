@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from tests.cases import read_table
 from tests.hang.scenarios import Scenario
 
 WAYS = ("tcp", "timeout", "select", "asyncio", "unix", "pipe", "flock", "collective")
@@ -23,19 +24,7 @@ AWAKE = {"watchdog", "monitor"}
 #: What the first rank does in a step of a job that is well; all but the first are seen.
 WORK = ("nap", "bar", "lines", "own_file", "read", "write", "child", "compute")
 #: What the first rank does, what of it the processor sees, and what the test does to it.
-FAULTS: tuple[tuple[str, bool, str], ...] = (
-    ("back_off", False, "none"), ("wait_for_lock", False, "none"), ("poll_queue", True, "none"),
-    ("convert_images", False, "none"), ("tokenize", True, "none"), ("read_shard", False, "none"),
-    ("save_checkpoint", False, "none"), ("hold_gil", False, "none"), ("in_pool", False, "none"),
-    ("wait_condition", False, "none"), ("wait_event", False, "none"),
-    ("join_process", False, "none"), ("prefetch", False, "none"), ("debug", False, "none"),
-    ("map_in_processes", False, "none"), ("back_off", False, "stopped"),
-    ("back_off", False, "traced"), ("exchange", False, "none"), ("drawn_steps", False, "none"),
-    ("drawn_steps", False, "none"), ("drawn_steps", False, "none"),
-    ("drawn_steps", False, "none"), ("drawn_steps", False, "none"),
-    ("spin_on_lock", True, "none"), ("poll_file", True, "none"),
-    ("poll_files", True, "none"), ("retry", True, "none"),
-)  # fmt: skip
+FAULTS = read_table(__file__, "FAULTS")
 
 
 def generated(seed: str) -> tuple[Scenario, dict[str, Any]]:

@@ -6,7 +6,6 @@ Acts for `acts.py`, beside those of `talks.py`.
 import contextlib
 import ctypes
 import fcntl
-import itertools
 import mmap
 import os
 import platform
@@ -15,16 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from talks import (
-    clients,
-    connect,
-    listen,
-    port_of,
-    publish,
-    rank,
-    read_shard,
-    world,
-)
+from talks import clients, connect, listen, port_of, publish, rank, read_shard, world
 
 
 def wait_for_file(name):
@@ -206,24 +196,22 @@ def grpc_stream():
     read_shard()
 
 
-def grpc_ask():
+def grpc_channel():
     import grpc
 
-    grpc.insecure_channel(f"127.0.0.1:{port_of(0)}").unary_unary("/job/unary")(b"")
+    return grpc.insecure_channel(f"127.0.0.1:{port_of(0)}")
+
+
+def grpc_ask():
+    grpc_channel().unary_unary("/job/unary")(b"")
 
 
 def grpc_take():
-    import grpc
-
-    stream = grpc.insecure_channel(f"127.0.0.1:{port_of(0)}").unary_stream("/job/stream")
-    next(stream(b""))
+    next(grpc_channel().unary_stream("/job/stream")(b""))
 
 
 def grpc_ask_later():
-    import grpc
-
-    ask = grpc.insecure_channel(f"127.0.0.1:{port_of(0)}").unary_unary("/job/unary")
-    ask.future(b"").result()
+    grpc_channel().unary_unary("/job/unary").future(b"").result()
 
 
 # --- Files and shared memory.
@@ -312,24 +300,9 @@ def wait_mutex():
     ctypes.CDLL(None).pthread_mutex_lock((ctypes.c_char * 64).from_buffer(shared_page()))
 
 
-# --- Healthy: long steps of their own, until the test says so.
+# --- Healthy: long steps, in which rank 0 takes the others' words in threads.
 
 
-def long_steps(seconds):
-    """As `talks.steps_over_tcp`, where the others' words are taken in a thread."""
-    connection = None if rank() == 0 else connect()
-    connections = clients(listen()) if rank() == 0 else {}
-    for step in itertools.count(1):
-        time.sleep(seconds)
-        if connection:
-            connection.sendall(b"x")
-            end = connection.recv(1) == b"e"
-        else:
-            with ThreadPoolExecutor(4) as pool:
-                list(pool.map(lambda one: one.recv(1), connections.values()))
-            end = os.path.exists("end")
-            for one in connections.values():
-                one.sendall(b"e" if end else b"g")
-        yield step
-        if end:
-            return
+def take_in_threads(connections):
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda one: one.recv(1), connections))

@@ -26,48 +26,33 @@ NO_LOADER = ("loader worker", "num_workers", *NO_PIPELINE)
 
 @dataclass(frozen=True)
 class Scenario:
-    """One row.
-
-    acts:     ranks -> acts; `*` are all others
-    kinds:    the verdicts that are true of it
-    suspects: the groups that are suspects, all of them; one of them is on top. (): none
-    must, never: words that the table must and must not have
-    first:    where the stacks alone make nobody a suspect: any of these ranks is first
-    fault:    what the test does to ranks: stopped, frozen, traced, killed, dead_mount
-    ends:     whether it can go on after the look; else it is ended
-    status:   of the command
-    native:   the look takes native stacks, too
-    unknown:  ranks of which Python's frames alone cannot tell whether they wait for others
-    missing:  ranks that WORLD_SIZE counts, and are not there
-    moves:    ranks that use the processor while they hang
-    alone:    ranks that go on without a signal, when the fault is undone
-    lab:      `make test-lab` runs it
-    core:     tried on every Python that has torch
-    newest:   not on torch 1.13
-    module:   what the Python must have beside torch
-    """
+    """One row."""
 
     name: str
     what: str
-    acts: Mapping[str, str]
-    kinds: tuple[str, ...] = ("late",)
+    acts: Mapping[str, str]  # ranks -> acts; `*` are all others
+    kinds: tuple[str, ...] = ("late",)  # the verdicts that are true of it
+    # the groups that are suspects, all of them; one of them is on top. (): none
     suspects: tuple[tuple[int, ...], ...] = ((3,),)
-    must: tuple[str, ...] = ()
-    never: tuple[str, ...] = NO_LOADER
+    must: tuple[str, ...] = ()  # words that the table must have
+    never: tuple[str, ...] = NO_LOADER  # and those that it must not have
     world: int = 4
+    # where the stacks alone make nobody a suspect: any of these ranks is first
     first: tuple[tuple[int, ...], ...] = ()
+    # what the test does to ranks: stopped, frozen, traced, killed, dead_mount
     fault: tuple[str, tuple[int, ...]] = ("none", ())
-    ends: bool = True
-    status: int = 0
-    native: bool = False
+    ends: bool = True  # whether it can go on after the look; else it is ended
+    status: int = 0  # of the command
+    native: bool = False  # the look takes native stacks, too
+    # ranks of which Python's frames alone cannot tell whether they wait for others
     unknown: tuple[int, ...] = ()
-    missing: tuple[int, ...] = ()
-    moves: tuple[int, ...] = ()
-    alone: tuple[int, ...] = ()
-    lab: bool = False
-    core: bool = False
-    newest: bool = False
-    module: str = ""
+    missing: tuple[int, ...] = ()  # ranks that WORLD_SIZE counts, and are not there
+    moves: tuple[int, ...] = ()  # ranks that use the processor while they hang
+    alone: tuple[int, ...] = ()  # ranks that go on without a signal, when the fault is undone
+    lab: bool = False  # `make test-lab` runs it
+    core: bool = False  # tried on every Python that has torch
+    newest: bool = False  # not on torch 1.13
+    module: str = ""  # what the Python must have beside torch
 
     @property
     def healthy(self) -> bool:

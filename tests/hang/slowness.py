@@ -5,7 +5,6 @@ by what, and when. An act for `acts.py`: a training's code, by a user's names.
 """
 
 import itertools
-import json
 import mmap
 import os
 import random
@@ -16,16 +15,12 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from plans import plan
 from talks import clients, connect, listen, rank, world
 from torch.utils.data import DataLoader, Dataset
 
 #: Bytes that a step reads of its shard; a page.
 _CHUNK, _PAGE = 1 << 18, 4096
-
-
-def plan():
-    with open("plan.json") as file:
-        return json.load(file)
 
 
 class Job:

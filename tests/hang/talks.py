@@ -372,7 +372,12 @@ def take_of_process():
 # --- Healthy: steps of their own over TCP, until the test says so.
 
 
-def steps_over_tcp(pause):
+def take_in_order(connections):
+    for one in connections:
+        one.recv(1)
+
+
+def steps_over_tcp(pause, take=take_in_order):
     """All give to rank 0, which answers all."""
     if rank() == 0:
         connections = clients(listen())
@@ -381,8 +386,7 @@ def steps_over_tcp(pause):
     for step in itertools.count(1):
         pause(step)
         if rank() == 0:
-            for one in connections.values():
-                one.recv(1)
+            take(connections.values())
             end = os.path.exists("end")
             for one in connections.values():
                 one.sendall(b"e" if end else b"g")

@@ -28,17 +28,12 @@ LAUNCHED = HERE / "launched"
 
 @dataclass(frozen=True)
 class Launcher:
-    """A row of `launchers.json`.
-
-    command: for a shell, in the directory of the launched programs; pieces of it
-    ranks:   how many; the last one reads
-    program: what must be on this machine
-    """
+    """A row of `launchers.json`."""
 
     name: str
-    command: list[str]
-    ranks: int = 2
-    program: str = ""
+    command: list[str]  # for a shell, in the directory of the launched programs; pieces of it
+    ranks: int = 2  # how many; the last one reads
+    program: str = ""  # what must be on this machine
 
 
 LAUNCHERS = tuple(Launcher(**row) for row in cases.read(HERE / "launchers.json"))

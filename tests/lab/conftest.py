@@ -35,6 +35,14 @@ def browser() -> Iterator[Any]:
     driver.quit()
 
 
+@pytest.fixture
+def quiet_browser(browser: Any) -> Iterator[Any]:
+    """The same; no page's policy refuses anything, and no script fails."""
+    browser.get_log("browser")
+    yield browser
+    assert browser.get_log("browser") == []
+
+
 SHELLS = {"dash": ("dash",), "bash": ("bash", "--posix"), "busybox": ("busybox", "sh")}
 
 

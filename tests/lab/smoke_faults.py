@@ -28,20 +28,13 @@ Suspects = tuple[tuple[str, tuple[str, ...]], ...]
 
 @dataclass(frozen=True)
 class Placed:
-    """A fault that is there.
+    """A fault that is there."""
 
-    suspects: (kind, names) of all that must be named, and nobody else may be
-    where:    in words, for whoever reads that a test failed
-    undo:     takes it back
-    says:     a pattern of the evidence; "": the words are free
-    meanwhile: called when the tests begin
-    """
-
-    suspects: Suspects
-    where: str
-    undo: Callable[[], object]
-    says: str = ""
-    meanwhile: Callable[[], object] = lambda: None
+    suspects: Suspects  # (kind, names) of all that must be named, and nobody else may be
+    where: str  # in words, for whoever reads that a test failed
+    undo: Callable[[], object]  # takes it back
+    says: str = ""  # a pattern of the evidence; "": the words are free
+    meanwhile: Callable[[], object] = lambda: None  # called when the tests begin
 
 
 Fault = Callable[[Sequence[LabNode], Random], Placed]

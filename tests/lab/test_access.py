@@ -86,8 +86,7 @@ def test_what_a_deploy_cannot_mend_names_node_check_and_reason(node, inventory, 
     # A program of nobody's package in front of the package's.
     node.write("/usr/local/bin/gdb", "", 0o755)
     path = inventory([node], py_spy_version="")
-    quiet = tool("deploy", path, "--only", "debug_tools", "--yes", "-q")
-    assert quiet.status == 3, quiet
+    quiet = tool("deploy", path, "--only", "debug_tools", "--yes", "-q", status=3)
     assert f"debug_tools.packages  {node.name}" in quiet.out
     assert "/usr/local/bin/gdb is empty" in quiet.out
     # Repaired by a step of another subject, which was not chosen.

@@ -21,8 +21,7 @@ def test_nothing_is_written_on_a_node(fresh_nodes, fleet, tool):
     shut.enter(["sh", "-c", "for d in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o ro x $d; done"])
     before = [written(node) for node in nodes]
     where = fleet(nodes, site_checks=SITE_CHECKS)
-    done = tool("audit", where, "--format", "json", "--skip", "host")
-    assert done.status == 3, done
+    done = tool("audit", where, "--format", "json", "--skip", "host", status=3)
     assert [written(node) for node in nodes] == before
     first, second = (
         {check: result["status"] for check, result in results.items()}
@@ -62,8 +61,7 @@ def test_an_odd_node_is_an_outlier_and_fails_once_the_policy_is_learned(fresh_no
     odd.run("ip link set eth0 mtu 1400")
     where = fleet(nodes)
     words = ("audit", where, "--only", HEALTHY, "--format", "json")
-    done = tool(*words)
-    assert done.status == 0, done
+    done = tool(*words, status=0)
     (outlier,) = done.document["outliers"]
     assert (outlier["fact"], outlier["nodes"]) == ("nics.eth0.mtu", {odd.name: 1400})
 
@@ -76,8 +74,7 @@ def test_an_odd_node_is_an_outlier_and_fails_once_the_policy_is_learned(fresh_no
     assert f"# eth0 mtu: 2 of 3 nodes; {odd.name}: 1400\n" in text
     again = tool("learn", where, "-o", learned)
     assert (again.status, learned.read_text(), "exists" in again.err) == (2, text, True), again
-    done = tool(*words)
-    assert done.status == 3, done
+    done = tool(*words, status=3)
     bad = {
         name: [check for check, result in results.items() if result["status"] not in ("ok", "na")]
         for name, results in done.results.items()
@@ -102,8 +99,7 @@ def test_without_root(fresh_nodes, fleet, tool):
     """Complete, and what needs root is unknown with that reason, or does not apply."""
     (node,) = fresh_nodes(1, profile="h100")
     where = fleet([node], {node.name: {"ssh_user": "ml"}}, site_checks=SITE_CHECKS)
-    done = tool("audit", where, "--format", "json")
-    assert done.status == 3, done
+    done = tool("audit", where, "--format", "json", status=3)
     results = done.results[node.name].values()
     assert {result["check"].partition(".")[0] for result in results} == set(LOOKED_AT)
     unknown = [result for result in results if result["status"] == "unknown"]
@@ -117,8 +113,7 @@ def test_each_subject_is_a_fact_for_pyinfra(lab, fleet):
     names = ["".join(map(str.capitalize, name.split("_"))) for name in LOOKED_AT]
     facts = [f"nodeready.facts.{name}" for name in names]
     pyinfra = Path(sys.executable).with_name("pyinfra")
-    done = project(pyinfra, fleet(lab.nodes[:1]), "fact", *facts)
-    assert done.returncode == 0, done.stderr
+    done = project(pyinfra, fleet(lab.nodes[:1]), "fact", *facts, status=0)
     shown = done.stdout + done.stderr
     for name in names:
         assert re.search(rf"nodeready\.facts\.{name}|Fact data for: {name}", shown), name

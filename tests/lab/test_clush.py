@@ -226,9 +226,7 @@ def test_without_any_gateway_a_node_is_asked_directly_or_unreachable(cluster, to
         for node in (first, second, away):
             node.resume_sshd()
     assert done.status == 4, done
-    made = done.document
-    errors = dict.fromkeys((node["name"] for node in made["nodes"]), "")
-    errors |= {gap["node"]: gap["reason"] for gap in made["gaps"]}
+    errors = {**dict.fromkeys(done.nodes, ""), **done.reasons}
     refused = f"{away.address}: connection refused: is sshd running?"
     assert errors == {**dict.fromkeys(cluster.behind, ""), away.name: refused}
     for gateway in (first, second):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from nodeready.lab import LabNode
+from tests.cases import read_table
 from tests.command import Terminal, ours, written
 from tests.lab.targets import WAIT, start, status
 from tests.lifecycle.test_job import crash
@@ -37,8 +38,7 @@ def test_what_is_kept_of_each_crash_and_what_notes_tell_without_gdb(tool, fleet,
     crash(node, 2)
     where, kept = fleet([node]), tool.home / "crash"
     before = written(node)
-    done = tool("cores", where, "--format", "json", "-o", kept)
-    assert done.status == 0, done
+    done = tool("cores", where, "--format", "json", "-o", kept, status=0)
     assert re.match("__strlen", groups(done)[0]["frames"][0]["function"]), done
     (core,) = done.document["cores"]
     assert (core["rank"], core["job"], core["user"], core["unread"]) == (2, "88", "root", "")
@@ -48,8 +48,7 @@ def test_what_is_kept_of_each_crash_and_what_notes_tell_without_gdb(tool, fleet,
     assert (written(node), ours(node)) == (before, [])
     assert "no core found on 1 node" in tool("cores", where, "--job", "89").err
     node.enter(["mv", "/usr/bin/gdb", "/usr/bin/gdb.away"])
-    done = tool("cores", where, "--format", "json")
-    assert done.status == 3
+    done = tool("cores", where, "--format", "json", status=3)
     (core,) = done.document["cores"]
     assert core["unread"] == "gdb is not installed (nodeready deploy installs it)"
     assert (core["rank"], core["signal"], core["threads"]) == (2, 11, 1)
@@ -82,52 +81,42 @@ def test_a_core_of_a_live_process_is_whole_and_the_process_goes_on(tool, fleet, 
     terminal.send("n\n")
     assert terminal.end().status == 0
     assert node.enter(["ls", "-A", "/var/crash"]).stdout == ""
-    done = tool("cores", where, "--gcore", pid, "--yes")
-    assert done.status == 0, done
+    done = tool("cores", where, "--gcore", pid, "--yes", status=0)
     assert f"pid {pid} goes on" in done.err
     path = done.out.strip()
     assert re.fullmatch(rf"/var/crash/core\.python3\.{pid}\.{node.name}\.[0-9]+", path)
     assert status(node, pid) == ("S", 0)
     assert node.enter(["stat", "-c", "%a %u", path]).stdout == "600 2000\n"
-    seen = tool("cores", where, "--format", "json")
-    assert seen.status == 0, seen
+    seen = tool("cores", where, "--format", "json", status=0)
     (group,) = groups(seen)
     assert (group["signal_name"], "sleep" in group["function"]) == ("live", True), group
     # A gdb that hangs does not leave the process stopped.
     node.enter(["rm", path])
     hang = f'#!/bin/sh\ncase "$*" in *attach*) kill -STOP {pid}; sleep 600;; esac\n'
     node.write("/usr/local/bin/gdb", hang, mode=0o755)
-    done = tool("cores", where, "--gcore", pid, "--yes", first=SOON)
-    assert done.status == 1, done
+    done = tool("cores", where, "--gcore", pid, "--yes", first=SOON, status=1)
     assert "gdb had not finished after 4 s and was ended" in done.err
     assert "goes on (it had been left stopped, and was sent SIGCONT)" in done.err
     assert status(node, pid) == ("S", 0)
     assert (node.enter(["ls", "-A", "/var/crash"]).stdout, ours(node)) == ("", [])
 
 
-_STATE = "kill -{0} {{pid}}; until grep -q '^State:.{1}' /proc/{{pid}}/status; do sleep 0.1; done"
 #: What is broken, how it is mended, why no core is taken. A full disk, tests/vm asks.
-REFUSED = (
-    ("mount -t tmpfs -o ro x /var/crash", "umount /var/crash", ": Read-only file system"),
-    ("rmdir /var/crash", "mkdir -m 1777 /var/crash", "/var/crash: No such file or directory"),
-    (_STATE.format("STOP", "T"), _STATE.format("CONT", "S"), "is stopped by a signal"),
-    ("mv /usr/bin/gdb /root/away", "mv /root/away /usr/bin/gdb", "gdb is not installed"),
-    (":", ":", "there is no process 4000000"),
-)
+REFUSED = read_table(__file__, "REFUSED")
 
 
 @pytest.mark.nightly
 def test_what_cannot_be_done_is_refused_before_anything(tool, fleet, sleeper):
     node, pid = sleeper
     for broken, mended, words in REFUSED:
-        node.enter(["sh", "-c", broken.format(pid=pid)])
+        node.enter(["sh", "-c", broken.replace("PID", str(pid))])
         before = status(node, pid)
         wanted = re.findall("[0-9]+$", words) or [pid]
         done = tool("cores", fleet([node]), "--gcore", *wanted, "--yes")
         assert (done.status, done.out, words in done.err) == (1, "", True), done
         assert status(node, pid) == before
         assert node.enter(["ls", "-A", "/var/crash"], check=False).stdout == ""
-        node.enter(["sh", "-c", mended.format(pid=pid)])
+        node.enter(["sh", "-c", mended.replace("PID", str(pid))])
 
 
 @pytest.mark.nightly

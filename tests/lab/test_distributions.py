@@ -14,7 +14,7 @@ import pytest
 from nodeready.core.policy import Policy
 from nodeready.core.sysctl import BootSetting
 from nodeready.subjects.ports.facts import Ports
-from tests.cases import cases
+from tests.cases import cases, read_data, read_table
 from tests.command import wait_for
 from tests.helpers import observe, on
 from tests.lab.looks import judged
@@ -47,22 +47,11 @@ def manager(request: pytest.FixtureRequest, node: ToolsNode) -> str:
 
 # --- Packages.
 
-REPOSITORIES = "/etc/yum.repos.d/local.repo /etc/zypp/repos.d/local.repo"
 INDEX = "rm -r /srv/local/repodata; createrepo_c -q /srv/local; dnf clean metadata; zypper refresh"
 #: Waits until the installation has its locks.
 HELD = ">/dev/null 2>&1 & until [ -e /run/holds ]; do sleep .1; done"
-RPM_HOLDS = f"touch /run/slow; rpm -i --force-debian /srv/local/noarch/nr-slow-1-1.* {HELD}"
 #: A row's case -> what makes it so; the manager's own installation is `locked`.
-SITUATIONS = {
-    "unknown": f"rm /srv/local/noarch/pdsh-1-1.*; {INDEX} || :",
-    "unreachable": f"sed -i s,file:///srv/local,http://mirror.invalid, {REPOSITORIES}",
-    "unmet": "rm -r /srv/local; mv /srv/broken /srv/local",
-    "damaged": "echo rubbish >/srv/local/noarch/pdsh-1-1.noarch.rpm",
-    "withdrawn": f"sed -i s,file:///srv/local,http://localhost/, {REPOSITORIES};"
-    " rm /srv/local/noarch/pdsh-1-1.*;"
-    " python3 -m http.server 80 -b 127.0.0.1 -d /srv/local >/dev/null 2>&1 & sleep 1",
-    "rpm": RPM_HOLDS,
-}
+SITUATIONS = read_table(__file__, "SITUATIONS")
 ROWS = [
     pytest.param(name, row, id=f"{name}-{row['case']}")
     for name in ("dnf", "zypper")
@@ -119,7 +108,7 @@ def test_packages_are_installed_repaired_and_waited_for(node: ToolsNode, manager
     node.run("rm /etc/yum.repos.d/gone.repo /etc/zypp/repos.d/gone.repo")
 
     # Somebody's installation ends while we wait.
-    node.run(f"rpm -e pdsh; {RPM_HOLDS}; (sleep 3; rm /run/slow) >/dev/null 2>&1 &")
+    node.run(f"rpm -e pdsh; {SITUATIONS['rpm']}; (sleep 3; rm /run/slow) >/dev/null 2>&1 &")
     assert deploy(node, want("pdsh", wait_s=60)) == 1
     assert node.run("pdsh").stdout == "here\n"
 
@@ -131,42 +120,18 @@ def test_packages_are_installed_repaired_and_waited_for(node: ToolsNode, manager
 
 # --- Packet filters.
 
-#: A second network, whose only peer is the node with a listener.
-PEER = """
-python3 -m http.server 29505 &
-ip link add eth0 type veth peer name peer
-unshare --net sh -c 'touch /run/peer; exec sleep 1000' &
-until [ -e /run/peer ]; do sleep .1; done
-ip link set peer netns $!
-echo $! >/run/peer
-in="nsenter -t $! --net"
-ip addr add 10.9.0.1/24 dev eth0; ip link set eth0 up
-$in ip addr add 10.9.0.2/24 dev peer; $in ip link set peer up
-until ss -Hltn sport = 29505 | grep -q .; do sleep .1; done
-"""
-#: What a connection from there meets.
-CONNECT = """
-nsenter -t "$(cat /run/peer)" --net python3 -c '
-import socket
-try:
-    socket.create_connection(("10.9.0.1", 29505), 1)
-    print("connected")
-except OSError:
-    print("filtered")
-'
-"""
 DBUS = "dbus-daemon --system --fork"
 
 
 def check_rules(node: ToolsNode, manager: str, case: dict[str, Any]) -> None:
     """No verdict is the opposite of what the kernel does with a connection."""
-    node.run(f"({PEER}) >/dev/null 2>&1 </dev/null")
+    node.run(f"({read_data(__file__, 'peer.sh')}) >/dev/null 2>&1 </dev/null")
     for command in case["commands"]:
         node.run(command)
     result = judged(node, Policy(), "ports")["ports.firewall"]
     assert (result.status, case["words"] in result.actual) == (case["status"], True), result
     assert f"({manager})" in result.actual
-    assert node.run(CONNECT).stdout == case["meets"] + "\n"
+    assert node.run(read_data(__file__, "connect.sh")).stdout == case["meets"] + "\n"
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/distributions.json", "firewalld"))

@@ -53,8 +53,7 @@ def test_one_node_is_unlike_the_others(fresh_nodes, fleet, tool):
     odd.run(f'setsid python3 -c "{script}" >/dev/null 2>&1 </dev/null &')
     wait_for(lambda: "29501" in odd.run("ss -Hltn").stdout)
     where = fleet(nodes, {odd.name: {"port_range": (29501, 29510)}})
-    done = tool("env", where)
-    assert done.status == 3, done
+    done = tool("env", where, status=3)
     assert evaluated(done.out) == {
         "PDSH_RCMD_TYPE": "ssh", "MASTER_ADDR": nodes[0].address, "MASTER_PORT": "29502",
     }, done  # fmt: skip
@@ -73,8 +72,7 @@ def test_nodes_that_give_no_answer(fresh_nodes, fleet, tool, tmp_path):
     """They are named, on standard error and in the file; of none alone nothing is written."""
     good, gone, slow = fresh_nodes(3)
     gone.stop_sshd()
-    done = tool("env", fleet([good, gone]))
-    assert done.status == 4, done
+    done = tool("env", fleet([good, gone]), status=4)
     why = f"{gone.name}: {gone.address}: connection refused: is sshd running?"
     assert done.lines == [
         "unreachable  " + why.partition(": ")[0],

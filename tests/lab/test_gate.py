@@ -74,8 +74,7 @@ def test_it_is_installed_once_kept_and_taken_away(node, inventory):
     # Off: all of it goes, but not a prolog that slurm.conf names.
     off = inventory([node], **{**SETTINGS, "gate": False})
     node.write("/etc/slurm/slurm.conf", f"Prolog={probe.PROLOG}\n")
-    gone = nodeready("deploy", off, "--yes", *ONLY)
-    assert gone.returncode == 0, gone.stdout + gone.stderr
+    gone = nodeready("deploy", off, "--yes", *ONLY, status=0)
     assert left(node) == ["/usr/local/lib/nodeready", probe.PROLOG]
     assert "take the lines out of slurm.conf" in gone.stdout
     assert node.run(f"env -i {probe.PROLOG}", check=False).returncode == 0
@@ -90,8 +89,7 @@ def test_it_is_installed_once_kept_and_taken_away(node, inventory):
 def test_a_full_disk_leaves_nothing_half_compiled(node, inventory):
     where, place = inventory([node], **SETTINGS), probe.DIRECTORY
     node.run(f"mkdir -p {place}; mount -t tmpfs -o size=2500k,mode=755 x {place}")
-    deployed = nodeready("deploy", where, "--yes", *ONLY)
-    assert deployed.returncode == 1
+    deployed = nodeready("deploy", where, "--yes", *ONLY, status=1)
     assert f"no space left on {probe.COMPILED}" in deployed.stdout + deployed.stderr
     assert not re.search("compiled|[.]nodeready", node.run(f"ls -A {place}").stdout)
     assert probe.POLICY not in left(node)

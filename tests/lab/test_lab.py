@@ -57,8 +57,7 @@ def index_of(name: str) -> int | None:
 
 
 def test_life_of_a_lab(name):
-    first = nodeready("lab", "up", "--nodes", "2", "--name", name)
-    assert first.returncode == 0, first
+    first = nodeready("lab", "up", "--nodes", "2", "--name", name, status=0)
     assert first.stdout.startswith(f"{name}: 2 nodes up: {name}[001-002]\n")
     lab = loaded(name)
     index = index_of(name)
@@ -91,8 +90,7 @@ def test_up_starts_what_is_dead_or_missing(name):
     dead.kill()
     with pytest.raises(LabError, match="is dead"):
         dead.enter(["true"])
-    status = nodeready("lab", "status")
-    assert status.returncode == 3
+    status = nodeready("lab", "status", status=3)
     assert f"{name}: dead: {dead.name}" in status.stdout
     pid = healthy.pid
 

@@ -177,8 +177,7 @@ def test_settings_come_from_where_they_come_from_today(newest):
 def test_both_ways_in_make_nodes_ready_and_agree(pyinfra, fresh_nodes, fleet, tool):
     nodes = fresh_nodes(2)
     where = fleet(nodes)
-    deployed = tool("deploy", where, "--yes")
-    assert deployed.status == 0, deployed
+    deployed = tool("deploy", where, "--yes", status=0)
     assert re.search(r"^2 changed .* 0 failed, 0 unreachable$", deployed.out, re.M), deployed
     assert not _CHANGED.findall(pyinfra("-y", where, "deploy.py").stderr)
 
@@ -187,8 +186,7 @@ def test_both_ways_in_make_nodes_ready_and_agree(pyinfra, fresh_nodes, fleet, to
     audit = tool("audit", where)
     assert (audit.status, "ptrace.scope" in audit.out) == (3, True), audit
     assert _CHANGED.findall(pyinfra("-y", where, "deploy.py").stderr) == [nodes[1].name]
-    check = tool("deploy", where, "--check")
-    assert check.status == 0, check
+    check = tool("deploy", where, "--check", status=0)
     assert check.out.splitlines()[-1] == "0 to change, 2 ok, 0 unknown, 0 unreachable"
 
 
@@ -196,7 +194,6 @@ def test_an_unreachable_node_costs_itself(fresh_node, fleet, tool):
     gone = {"gone": {"ssh_hostname": "127.0.0.1", "ssh_port": 1}}
     # pyinfra puts the environment around our commands.
     where = fleet([fresh_node], gone, _env={"LC_ALL": "C"})
-    done = tool("deploy", where, "--yes", "--only", "ptrace")
-    assert done.status == 4, done
+    done = tool("deploy", where, "--yes", "--only", "ptrace", status=4)
     assert "1 changed (1 change), 0 ok, 0 failed, 1 unreachable" in done.out, done
     assert "[127.0.0.1]:1: connection refused: is sshd running?" in done.out, done

@@ -16,7 +16,7 @@ import pytest
 
 from nodeready.lab import Lab, LabNode, down
 from tests.cases import tomllib
-from tests.command import POLICY, WAIVERS, ours, wait_for
+from tests.command import POLICY, WAIVERS, Tool, ours, wait_for
 from tests.conftest import _lab_name, started_lab, started_slurm
 from tests.lab.stacks_job import Job
 from tests.paths import ROOT
@@ -134,19 +134,15 @@ def home(cluster: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(home: Path, command: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("NODEREADY", "XDG_"))}
-    environment = {
-        **kept,
-        "HOME": str(home),
-        "PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "NODEREADY_LAB": LAB,
+    environment = Tool(home).environment(
+        PATH=f"{ROOT / '.venv/bin'}:{os.environ['PATH']}",
+        NODEREADY_LAB=LAB,
         # Nobody moves: a third sample, for jobs of slow steps, would be 8 s later.
-        "NODEREADY_SAMPLES": "2",
-        "SLURM_JOB_NODELIST": "gpu[001-004]",
-        "VIRTUAL_ENV": str(ROOT / ".venv"),
+        NODEREADY_SAMPLES="2",
+        SLURM_JOB_NODELIST="gpu[001-004]",
+        VIRTUAL_ENV=str(ROOT / ".venv"),
         **extra,
-    }
+    )
     return subprocess.run(
         ["sh", "-c", command], cwd=home, env=environment, capture_output=True, text=True,
         stdin=subprocess.DEVNULL, timeout=LIMIT_S, check=False,

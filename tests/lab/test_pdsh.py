@@ -29,14 +29,7 @@ def reads(node: LabNode, path: str) -> bytes:
 @pytest.mark.parametrize("wrapper", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_pdsh_uses_ssh_in_every_kind_of_shell(fresh_nodes, wrapper):
     node, other = fresh_nodes(2)
-    ways = {
-        "a command": "pdsh -w {} hostname",
-        "a login shell": "bash -lc 'pdsh -w {} hostname'",
-        "a login shell of sh": "sh -lc 'pdsh -w {} hostname'",
-        "an interactive shell": "bash -ic 'pdsh -w {} hostname'",
-        "a shell without PAM": "env -u PDSH_RCMD_TYPE sh -c 'pdsh -w {} hostname'",
-        "a login shell without PAM": "env -u PDSH_RCMD_TYPE bash -lc 'pdsh -w {} hostname'",
-    }
+    ways = read_table(__file__, "WAYS")
 
     def answers(*users: str) -> set[str]:
         lines = [NO_QUESTION + command.format(other.name) for command in ways.values()]

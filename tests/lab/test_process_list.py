@@ -4,34 +4,20 @@ import re
 
 import pytest
 
-#: Collects every command line that there is until nothing of ours is left, and root's own view of
-#: the nonce beside it: the first argument says which.
-_WATCH = r"""
-import glob, sys, time
-seen, ours, until = set(), 0.0, time.monotonic() + 40
-name, mark = ("environ", b"NR_TEXT=NR=") if sys.argv[1] == "root" else ("cmdline", b"nodeready:")
-print("began", flush=True)
-while time.monotonic() < until and not (ours and time.monotonic() > ours + 2):
-    for path in glob.glob(f"/proc/[0-9]*/{name}"):
-        try:
-            text = open(path, "rb").read()
-        except OSError:
-            continue
-        if b"for path in glob" not in text:
-            seen.add(text)
-            ours = time.monotonic() if mark in text else ours
-print(b"\n".join(sorted(seen)).decode("utf-8", "replace"))
-"""
+from tests.command import wait_for
+from tests.lab.targets import WATCH, start
 
 
-def watch(node, tool, who: str, *words: object) -> str:
-    """What the watcher saw as this user, while the command ran."""
-    node.write("/tmp/watch.py", _WATCH, 0o644)
-    node.run(f"python3 -I /tmp/watch.py {who} >/tmp/seen-{who} 2>&1 &", user=who)
-    done = tool(*words)
+def watch(node, tool, user: str, *command: object) -> str:
+    """What this user saw while the command ran."""
+    path = f"/tmp/seen-{user}"
+    words = ("env", "-i", "/usr/bin/python3", "-c", WATCH, path)
+    watcher = start(node, *words, user=user, up=False)
+    wait_for(lambda: node.run(f"test -s {path}", check=False).returncode == 0)
+    done = tool(*command)
     assert done.status in {0, 3}, done
-    node.run(f"while pgrep -u {who} -f '[w]atch.py {who}' >/dev/null; do sleep 0.1; done")
-    return node.read(f"/tmp/seen-{who}")
+    node.enter(["kill", str(watcher)])
+    return node.read(path)
 
 
 def test_another_user_sees_neither_the_nonce_nor_the_script(fresh_node, fleet, tool):
@@ -53,5 +39,5 @@ def test_another_user_sees_neither_the_nonce_nor_the_script(fresh_node, fleet, t
 @pytest.mark.nightly
 def test_nor_of_a_program(fresh_node, fleet, tool):
     seen = watch(fresh_node, tool, "ml", "ready", fleet([fresh_node]), "--only", "proof.limits")
-    assert re.search(r"python3?\S* ?.*nodeready:", seen.replace("\0", " "), re.S)
+    assert [row for row in seen.splitlines() if "python3" in row and "nodeready:" in row]
     assert not re.search(r"nodeready-[0-9a-f]{16}|CONFIG|SOURCES|b85decode", seen), seen

@@ -10,7 +10,7 @@ from nodeready.core.policy import Policy
 from nodeready.core.shell import quote
 from nodeready.subjects.proof import checks, debugging
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.facts import UNFINISHED, ProofConfig, ProvedCore
+from nodeready.subjects.proof.facts import ProofConfig, ProvedCore
 from tests.builders.judging import by_name
 from tests.builders.proof import (
     SPY,
@@ -52,22 +52,9 @@ def test_no_writable_place_is_needed(fresh_node, tmp):
     assert found == dict.fromkeys(["user", "limits", *FIVE], "ok")
 
 
-_LACK = "its stacks lack the target's function (root's too); its target "
-_LAST = 'for last; do :; done; /bin/kill -{} "$last"; echo "[]"'
-NO_JSON = "its output is no JSON of stacks"
 #: A tool that misbehaves: the tools, what they do instead ("": nothing is installed), the status
 #: of their proofs, and its first words. py-spy's $4 and so on are the target's options.
-STAND_INS = {
-    "missing": ("py-spy", "", "fail", "py-spy is not installed"),
-    "hangs": ("py-spy", "sleep 300 & exec sleep 301", "unknown", UNFINISHED),
-    "gdb and strace hang": ("gdb strace", "exec sleep 300", "unknown", UNFINISHED),
-    "prints 1 GB": ("py-spy", "head -c 1000000000 /dev/zero", "fail", NO_JSON),
-    "complains 1 GB": ("py-spy", "head -c 1000000000 /dev/zero >&2; exit 1", "fail", "\0" * 20),
-    "deep": ("py-spy", "head -c 200000 /dev/zero | tr '\\0' '['", "fail", NO_JSON),
-    "crashes": ("py-spy", "kill -SEGV $$", "fail", "ended by signal 11"),
-    "stops": ("py-spy", _LAST.format("STOP"), "fail", f"{_LACK}stays stopped (state T)"),
-    "kills": ("py-spy", _LAST.format("KILL"), "fail", f"{_LACK}ended"),
-}
+STAND_INS = read_table(__file__, "STAND_INS")
 USUAL = ("missing", "hangs", "gdb and strace hang", "stops")
 
 

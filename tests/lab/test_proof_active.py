@@ -39,8 +39,7 @@ def test_faults_are_named_idle_gpus_are_tested_and_nothing_is_left(tool, fleet, 
     put(faulty, f"cat <<'X'\n{(DATA / 'dcgm-4-gb10.json').read_text()}\nX\nexit 226", slow)
     busy.write("/run/busy", "4711, python\n")
     before = [(processes(node), written(node)) for node in nodes]
-    done = tool("ready", fleet(nodes), "--active", "3", *ONLY)
-    assert done.status == 3
+    done = tool("ready", fleet(nodes), "--active", "3", *ONLY, status=3)
     diagnostic, bandwidth = (told(done, test) for test in ("diagnostic", "bandwidth"))
     assert diagnostic[good.name] == "ok: 4 tests passed; skipped: EUD Test"
     assert bandwidth[good.name] == "ok: from the host 55.3 GB/s, to the host 55.2 GB/s"
@@ -107,8 +106,7 @@ def test_a_slow_port_and_a_missing_tool_are_named_and_nothing_is_left(tool, flee
     slow.write("/run/rate/mlx5_3", "181.2")
     one.write("/run/rate/mlx5_3", "181.9")
     before = [(processes(node), written(node)) for node in nodes]
-    done = tool("ready", fleet(nodes), "--budget", "100", *RDMA)
-    assert done.status == 3
+    done = tool("ready", fleet(nodes), "--budget", "100", *RDMA, status=3)
     text = f"mlx5_3/1 to {one.name}, {three.name}: 181.2 Gbit/s, the median of 3 nodes is 363.5"
     assert told(done, "rdma_bandwidth") == {
         one.name: "ok: 9 ports, 363.5 Gbit/s or more",

@@ -21,8 +21,7 @@ def prepared(
     def make(count: int) -> tuple[list[LabNode], Path]:
         nodes = fresh_nodes(count)
         where = fleet(nodes, waivers=WAIVERS)
-        done = tool("deploy", where, "--yes", "-q")
-        assert done.status == 0, done
+        tool("deploy", where, "--yes", "-q", status=0)
         return nodes, where
 
     return make
@@ -41,8 +40,7 @@ def test_a_healthy_node_however_odd_is_ready(fresh_nodes, fleet, tool, case):
             node.write(path if path.startswith("/") else f"/home/ml/{path}", text)
         node.run(f"{case.get('does', ':')}; chown -R {user}: ~{user}")
     where = fleet(nodes, **reachable_limits(), waivers=WAIVERS)
-    done = tool("deploy", where, "--yes", "-q")
-    assert done.status == 0, done
+    tool("deploy", where, "--yes", "-q", status=0)
     done = tool("ready", where, "--user", user, "--format", "json")
     bad = {
         check: (result["status"], result["actual"])
@@ -68,8 +66,7 @@ def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
     away.stop_sshd()
     hosts = tmp_path / "hosts"
     words = ("ready", where, "--user", "root", "--hostfile-out", hosts)
-    done = tool(*words, "--hostfile-format", "exclude", "--format", "json")
-    assert done.status == 4, done
+    done = tool(*words, "--hostfile-format", "exclude", "--format", "json", status=4)
     made = done.document
     assert made["go"] == [good.name]
     assert not made["enough"]
@@ -77,8 +74,7 @@ def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
     assert any("29503" in reason for reason in reasons[busy.name]), reasons
     assert "connection refused" in reasons[away.name][0]
     assert set(expand(hosts.read_text().strip())) == {busy.name, away.name}
-    enough = tool(*words, "--nodes-needed", "1", "--hostfile-format", "list", "-q")
-    assert enough.status == 0, enough
+    enough = tool(*words, "--nodes-needed", "1", "--hostfile-format", "list", "-q", status=0)
     assert enough.out.splitlines()[0].split()[:2] == ["GO", good.name]
     assert hosts.read_text() == f"{good.name}\n"
 
@@ -89,8 +85,7 @@ def test_what_the_budget_cuts_off_is_unknown_and_ends(prepared, tool):
     slow.write("/usr/local/bin/py-spy", "#!/bin/sh\ntrap '' TERM\nsleep 600\n", mode=0o755)
     frozen.pause_sshd()
     words = ("--only", "proof.attach,proof.gdb", "--budget", "10", "--format", "json")
-    done = tool("ready", where, "--user", "root", *words)
-    assert done.status == 4, done
+    done = tool("ready", where, "--user", "root", *words, status=4)
     made = done.document
     assert made["go"] == [good.name]
     assert [reason.partition(":")[0] for reason in made["no_go"][slow.name]] == ["proof.attach"]
@@ -102,18 +97,17 @@ def test_what_the_budget_cuts_off_is_unknown_and_ends(prepared, tool):
 def test_a_job_runs_on_the_nodes_that_are_ready_and_on_no_other(slurm_lab, fleet, tool, tmp_path):
     first, bad, last = slurm_lab.nodes
     where = fleet(slurm_lab.nodes, waivers=WAIVERS)
-    done = tool("deploy", where, "--yes", "-q")
-    assert done.status == 0, done
+    tool("deploy", where, "--yes", "-q", status=0)
     bad.run("mv /etc/pdsh/rcmd_default /root/rcmd_default; mv /usr/bin/gdb /usr/bin/gdb.away")
     try:
         files = {form: tmp_path / form for form in ("exclude", "list")}
         for form, path in files.items():
-            done = tool(
+            tool(
                 "ready", where, "--user", "root", "--nodes-needed", "2", "-q",
                 "--only", "proof.gdb,proof.mesh,pdsh", "--hostfile-out", path,
                 "--hostfile-format", form,
+                status=0,
             )  # fmt: skip
-            assert done.status == 0, done
         assert expand(files["exclude"].read_text().strip()) == [bad.name]
         excluded = files["exclude"].read_text().strip()
         job = first.run(f"srun --exclude={excluded} -N2 uname -n", user="ml").stdout.split()

@@ -27,8 +27,7 @@ AUDIT = ("--only", "ptrace", "--format", "json")
 
 def reached(done: Done) -> dict[str, str]:
     """Each node of an audit: "" when it was reached, else why not."""
-    reasons = {gap["node"]: gap["reason"] for gap in done.document["gaps"]}
-    return {node["name"]: reasons.get(node["name"], "") for node in done.document["nodes"]}
+    return {name: done.reasons.get(name, "") for name in done.nodes}
 
 
 class Logins:
@@ -115,21 +114,8 @@ def short() -> Iterator[Path]:
         yield Path(path)
 
 
-USUAL = "IdentityFile <key>\nIdentitiesOnly yes\nUserKnownHostsFile <known>\n"
-STRICT = "User root\nBatchMode yes\nStrictHostKeyChecking yes\nGlobalKnownHostsFile /dev/null\n"
-ENOUGH = f"{USUAL}{STRICT}"
-HERE = f"HostName <a>\n{ENOUGH}"
-
 #: What the configurations of WAYS and REASONS are made of; `<HERE>` stands for a piece.
-PIECES = {
-    "RELAY": 'exec 3<>/dev/tcp/%h/%p; cat <&3 & trap "kill $!" EXIT HUP; exec >&3; cat',
-    "ID": "IdentityFile <d>/",
-    "ONLY": "IdentitiesOnly yes\n",
-    "UK": "UserKnownHostsFile <d>/",
-    "HERE": HERE,
-    "KEYS": f"HostName <a>\n{STRICT}UserKnownHostsFile <known>\n",
-    "HOSTS": f"HostName <a>\n{STRICT}IdentityFile <key>\n",
-}
+PIECES = read_table(__file__, "PIECES")
 
 #: What a user's file can say about `target`. ssh tells whether that is a way to the node. What
 #: blocks and patterns mean is asked of ssh in test_units_ssh_config, which host keys are taken in
@@ -262,14 +248,14 @@ def test_the_inventory_stands_before_the_configuration(site, fleet, tool):
     assert reached(done) == {site.node.name: ""}
     # The user's own file, by $HOME, as everything else of the user's here.
     (tool.home / ".ssh").mkdir()
-    inner = site.config("inner", f"Host target\n{HERE}")
+    inner = site.config("inner", "Host target\n<HERE>")
     (tool.home / ".ssh" / "more").write_text(inner.read_text())
     (tool.home / ".ssh" / "config").write_text("Include more\n")
     assert reached(tool("audit", "target", *AUDIT)) == {"target": ""}
 
 
 STINGY = "MaxStartups 2:100:3\nMaxSessions 2\n"
-BEHIND = "Host jump\nHostName <a>\nHost behind*\nProxyJump jump\nHost *\n" + ENOUGH
+BEHIND = "Host jump\nHostName <a>\nHost behind*\nProxyJump jump\nHost *\n<ENOUGH>"
 
 
 def sshd(node: LabNode, text: str) -> None:
@@ -404,8 +390,7 @@ def test_a_jump_host_that_dies_in_the_middle_is_the_cause(site, fresh_nodes, fle
     running = tool.start("deploy", fleet([], hosts), "--yes", "--only", "core_dumps")
     wait_for(lambda: all(map(hangs, nodes)))
     site.node.enter(["sh", "-c", "kill -9 $(pgrep -x sshd)"])
-    done = tool.end(running)
-    assert done.status == 4, done
+    done = tool.end(running, status=4)
     assert "connection lost (jump host jump: connection lost) in core_dumps.pattern" in done.out
 
 
@@ -444,7 +429,7 @@ with SshTransport(found, list(found)) as fleet:
 def test_a_masters_connection_is_used_instead_of_a_login(site, fleet, short, audited):
     node = site.node
     control = f"ControlPath {short}/cm-%r@%h:%p\nControlMaster auto\n"
-    config = site.config("master", f"Host target\n{control}{HERE}")
+    config = site.config("master", f"Host target\n{control}<HERE>")
     hosts = {"target": {"ssh_config_file": str(config)}}
     sshd(node, "")
     logins = Logins(node)

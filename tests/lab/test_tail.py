@@ -68,8 +68,7 @@ def test_what_is_no_log_is_named_and_costs_itself_alone(fresh_nodes, fleet, tool
     )
     away.stop_sshd()
     where = fleet(nodes, {node.name: {"ssh_user": "ml"} for node in nodes})
-    done = tool("tail", where, PATTERN, "-n", "2", "--format", "json")
-    assert done.status == 4, done
+    done = tool("tail", where, PATTERN, "-n", "2", "--format", "json", status=4)
     made = done.document
     assert [gap["node"] for gap in made["gaps"]] == [away.name]
     why = {
@@ -91,8 +90,7 @@ def test_what_is_no_log_is_named_and_costs_itself_alone(fresh_nodes, fleet, tool
     }
     assert [g["nodes"] for g in made["groups"] if g["kind"] == "no-file"] == [[none.name]]
     assert "\x1b" not in tool("tail", where, PATTERN).out
-    alone = tool("tail", where, PATTERN, "--limit", f"{odd.name},{none.name}")
-    assert alone.status == 3, alone
+    tool("tail", where, PATTERN, "--limit", f"{odd.name},{none.name}", status=3)
 
 
 @pytest.mark.nightly
@@ -103,13 +101,11 @@ def test_a_mount_that_hangs_costs_its_own_files(fresh_node, fleet, tool):
     where = fleet([fresh_node])
     # The second time, the first one's process is found, and no other is sent after it.
     for _look in range(2):
-        done = tool("tail", where, PATTERN, "--format", "json")
-        assert done.status == 3, done
+        done = tool("tail", where, PATTERN, "--format", "json", status=3)
         assert groups(done) == [("unreadable", [2]), ("lines", [0, 1])]
         assert f"the mount {NAS} (nas:/export, fuse.sshfs) does not answer" in done.out
         assert len(hanging(fresh_node)) == 1
-    deep = tool("tail", where, "/mnt/**/*.log")
-    assert deep.status == 3, deep
+    deep = tool("tail", where, "/mnt/**/*.log", status=3)
     assert "does not answer" in deep.out
     fresh_node.run(END_MOUNT, check=False)
     wait_for(lambda: not hanging(fresh_node))
@@ -121,16 +117,14 @@ def test_a_slow_expression_costs_its_file_and_an_interrupt_ends_all(fresh_nodes,
     nodes[0].write(f"{LOGS}/rank_1.log", "a" * 60 + "\n")
     where = fleet(nodes)
     slow = ("tail", where, PATTERN, "--grep", "(a+)+b|step", "--format", "json")
-    done = tool(*slow)
-    assert done.status == 3, done
+    done = tool(*slow, status=3)
     assert groups(done) == [("unreadable", [1]), ("lines", [0, 2, 3])]
     assert "--grep takes longer than 4 s on its lines" in done.out
 
     started = tool.start(*slow)
     wait_for(lambda: bool(hanging(nodes[0])) and not hanging(nodes[1]))
     started.send_signal(signal.SIGINT)
-    ended = tool.end(started)
-    assert ended.status == 130, ended
+    ended = tool.end(started, status=130)
     assert "partial" in ended.err
     for node in nodes:
         wait_for(lambda node=node: not ours(node) and not hanging(node))
@@ -152,8 +146,7 @@ def test_the_home_is_that_of_the_login_with_sudo_too(fresh_node, fleet, tool):
 
 def test_this_machine_alone(tool, tmp_path):
     (tmp_path / "rank_1.log").write_text("one\ntwo\n")
-    done = tool("tail", "--local", f"{tmp_path}/*.log", "-n", "1")
-    assert done.status == 0, done
+    done = tool("tail", "--local", f"{tmp_path}/*.log", "-n", "1", status=0)
     place = f"{done.out.split()[3]}:{tmp_path}/rank_1.log"
     assert [row.strip() for row in done.out.splitlines()][1:3] == [place, "| two"]
     ranks = [f"{rank}: step {step}" for step in range(9) for rank in (2, 0, 1)]

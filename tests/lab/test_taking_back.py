@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.cases import read_table
+from tests.cases import read_data, read_table
 from tests.command import wait_for
 from tests.helpers import nodeready
 from tests.paths import ROOT
@@ -18,13 +18,7 @@ SUBJECTS = "ptrace,core_dumps,limits,ssh_client,pdsh,debug_tools"
 SETTINGS = read_table(__file__, "SETTINGS")
 #: Owner, mode and content of what a deploy may touch, and the kernel's values. The locks and
 #: backups of /etc/passwd and the like are of the machine below, whose users other tests add.
-STATE = r"""
-cd / && find etc usr/local var/lib var/crash home ! -path 'etc/*.lock' ! -path 'etc/*-' \
-    -printf '%p %U:%G %m %l\n' 2>/dev/null | sort
-find etc usr/local var/lib home -type f ! -name '*.lock' ! -path 'etc/*-' -exec sha256sum {} + |
-    sort -k 2
-sysctl -n kernel.yama.ptrace_scope kernel.core_pattern
-"""
+STATE = read_data(__file__, "taking_back_state.sh")
 
 
 @pytest.fixture
@@ -87,8 +81,7 @@ def test_what_a_person_has_changed_since_stays_and_is_named(node, inventory):
 def test_a_part_is_taken_back(node, inventory):
     where = inventory([node], **SETTINGS)
     assert deploy(where)[0] == 0
-    done = nodeready("deploy", where, "--yes", "--only", "pdsh", "--undo")
-    assert done.returncode == 0, done.stdout
+    nodeready("deploy", where, "--yes", "--only", "pdsh", "--undo", status=0)
     assert node.read("/etc/environment") == THEIRS["/etc/environment"]
     others = SUBJECTS.replace("pdsh,", "")
     assert nodeready("deploy", where, "--check", "--only", others).returncode == 0
@@ -123,11 +116,9 @@ def test_the_gate_goes_as_with_gate_false(node, inventory):
     where = inventory([node], **SETTINGS, gate=True)
     find = "find /etc /usr/local /var/lib -name '*nodeready*'"
     before = node.run(find).stdout
-    done = nodeready("deploy", where, "--yes", "--only", "gate,limits")
-    assert done.returncode == 0, done.stdout
+    nodeready("deploy", where, "--yes", "--only", "gate,limits", status=0)
     assert "nodeready.pyz" in node.run(find).stdout
-    done = nodeready("deploy", where, "--yes", "--undo")
-    assert done.returncode == 0, done.stdout
+    nodeready("deploy", where, "--yes", "--undo", status=0)
     assert node.run(find).stdout == before
     done = nodeready("deploy", where, "--undo", "--check")
     assert "0 to change, 1 ok" in done.stdout

@@ -45,10 +45,8 @@ def root_slurm(slurm_lab, monkeypatch):
 
 def statuses(done):
     """Node -> its status, and the reason of its gap, in an audit's document."""
-    reasons = {gap["node"]: gap["reason"] for gap in done.document["gaps"]}
-    nodes = done.document["nodes"]
-    assert len({node["name"] for node in nodes}) == len(nodes)
-    return {node["name"]: (node["status"], reasons.get(node["name"], "")) for node in nodes}
+    assert len(done.nodes) == len(done.document["nodes"])
+    return {name: (row["status"], done.reasons.get(name, "")) for name, row in done.nodes.items()}
 
 
 def test_an_allocation_of_ones_own_names_who_cannot_be_had(slurm_lab, root_slurm, fleet, tool):
@@ -137,8 +135,7 @@ def test_an_interrupt_gives_the_allocation_back(slurm_lab, root_slurm, fleet, to
     process = tool.start("ready", where, "--user", "root", "--via", "srun", env=env)
     wait_for(lambda: root_slurm("squeue", "-h", "-s", "-o", "%i").count(".") > 0)
     process.send_signal(signal.SIGINT)
-    done = tool.end(process)
-    assert done.status == 130, done
+    done = tool.end(process, status=130)
     assert "interrupted: the results are partial" in done.err
     wait_for(lambda: root_slurm("squeue", "-h") == "")
     assert not [row for node in slurm_lab.nodes for row in ours(node)]

@@ -7,7 +7,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from nodeready.agent.audit_document import Audit, NodeReport
+from nodeready.agent.audit_document import NodeReport
 from nodeready.reports import audit_html
 from nodeready.subjects.snapshot import Snapshot
 from tests.browser import BrowserPage
@@ -34,14 +34,9 @@ class Page(BrowserPage):
 
 
 @pytest.fixture
-def opened(browser, tmp_path):
-    def page(audit: Audit) -> Page:
-        return Page(browser, tmp_path / "page.html", "".join(audit_html.render(audit)))
-
-    browser.get_log("browser")
-    yield page
-    # Nothing was refused by the policy, and no script failed.
-    assert browser.get_log("browser") == []
+def opened(quiet_browser, tmp_path):
+    path = tmp_path / "page.html"
+    return lambda audit: Page(quiet_browser, path, "".join(audit_html.render(audit)))
 
 
 @pytest.fixture

@@ -41,8 +41,7 @@ def test_a_live_process_goes_on_afterwards(started):
 def test_a_core_of_our_own_process_lies_where_it_shall(tool, started, tmp_path):
     """`nodeready cores --local`: this machine, and no connection."""
     into = tmp_path / "cores here"
-    done = tool("cores", "--local", "--gcore", started.pid, "--yes", "-o", into)
-    assert done.status == 0, done
+    done = tool("cores", "--local", "--gcore", started.pid, "--yes", "-o", into, status=0)
     (core,) = into.iterdir()
     assert done.out.strip() == str(core)
     with core.open("rb") as file:

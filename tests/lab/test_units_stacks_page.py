@@ -7,7 +7,6 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from nodeready.reports import stacks_html
-from nodeready.runs.stacks.document import Stacks
 from tests.browser import BrowserPage
 from tests.builders import stack_fleets, stack_witnesses
 from tests.cases import read_table
@@ -36,14 +35,9 @@ class Page(BrowserPage):
 
 
 @pytest.fixture
-def opened(browser, tmp_path):
-    def page(stacks: Stacks) -> Page:
-        return Page(browser, tmp_path / "page.html", "".join(stacks_html.render(stacks)))
-
-    browser.get_log("browser")
-    yield page
-    # Nothing was refused by the policy, and no script failed.
-    assert browser.get_log("browser") == []
+def opened(quiet_browser, tmp_path):
+    path = tmp_path / "page.html"
+    return lambda stacks: Page(quiet_browser, path, "".join(stacks_html.render(stacks)))
 
 
 @pytest.fixture

@@ -21,17 +21,14 @@ pytestmark = pytest.mark.xdist_group("lifecycle-deploy")
 
 def test_check_shows_what_deploy_does_and_writes_nothing(nodes, where, tool):
     before = [written(node) for node in nodes]
-    audit = tool("audit", where)
-    assert audit.status == 3, audit
+    audit = tool("audit", where, status=3)
     assert re.search(r"^fail +ptrace\.scope", audit.out, re.M)
-    check = tool("deploy", where, "--check", "--diff")
-    assert check.status == 3, check
+    check = tool("deploy", where, "--check", "--diff", status=3)
     assert check.out.splitlines()[-1] == "3 to change, 0 ok, 0 unknown, 0 unreachable"
     assert "+-kernel.yama.ptrace_scope = 0" in check.out
     assert [written(node) for node in nodes] == before
 
-    deployed = tool("deploy", where, "--yes")
-    assert deployed.status == 0, deployed
+    deployed = tool("deploy", where, "--yes", status=0)
     assert commands(deployed.out) == commands(check.out)
 
 
@@ -110,8 +107,9 @@ def test_audit_names_what_drifted_and_deploy_repairs_only_that(nodes, where, too
 
 def test_ready_lets_nodes_go_whose_proofs_passed(nodes, fleet, tool, tmp_path):
     where, hosts = fleet(nodes, waivers=WAIVERS), tmp_path / "hosts"
-    good = tool("ready", where, "--user", "ml", "--hostfile-out", hosts, "--format", "json")
-    assert good.status == 0, good
+    good = tool(
+        "ready", where, "--user", "ml", "--hostfile-out", hosts, "--format", "json", status=0
+    )
     results = good.results[nodes[0].name]
     # The proofs that every job needs were made, and none of them fails.
     needed = ("proof.user", "proof.attach", "proof.mesh", "proof.ssh", "proof.pdsh")

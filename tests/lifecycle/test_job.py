@@ -68,8 +68,7 @@ def test_jobs_says_what_runs_where(job, nodes, where, tool):
 
 def test_stacks_names_the_late_rank_first(late_rank, job, where, tool, tmp_path):
     kept = tmp_path / "hang"
-    done = tool("stacks", where, "--interval", "0.3", "-o", kept)
-    assert done.status == 0, done
+    done = tool("stacks", where, "--interval", "0.3", "-o", kept, status=0)
     assert re.search(rf"^late +rank {late_rank}", done.out, re.M), done
     assert done.out.index("load_batch") < done.out.index("all_reduce")
     document = json.loads((kept / "stacks.json").read_text())
@@ -90,8 +89,7 @@ collect.LONGER_S = 0.0
 
 
 def test_incident_keeps_the_evidence_in_one_archive(late_rank, job, where, tool, tmp_path):
-    done = tool("incident", where, "--job", job.name, "-o", tmp_path / "kept", first=SOON)
-    assert done.status == 0, done
+    tool("incident", where, "--job", job.name, "-o", tmp_path / "kept", first=SOON, status=0)
     (archive,) = tmp_path.glob("kept*.tar.gz")
     assert archive.stat().st_mode & 0o777 == 0o600
     with tarfile.open(archive) as tar:
@@ -110,8 +108,7 @@ def test_tail_shows_the_odd_log_before_the_equal_ones(nodes, where, tool):
         node.write(f"{LOGS}/rank_{index}.log", steps)
     nodes[1].write(f"{LOGS}/rank_1.log", "[rank1]: step 29\nNCCL error\x1b[2J\n")
     before = [written(node) for node in nodes]
-    done = tool("tail", where, f"{LOGS}/rank_*.log", "-n", "2", "--format", "json")
-    assert done.status == 0, done
+    done = tool("tail", where, f"{LOGS}/rank_*.log", "-n", "2", "--format", "json", status=0)
     groups = done.document["groups"]
     assert [[file["rank"] for file in group["files"]] for group in groups] == [[1], [0, 2]]
     table = tool("tail", where, f"{LOGS}/rank_*.log", "-n", "2")
@@ -158,8 +155,7 @@ def test_postmortem_names_the_rank_that_failed_first(nodes, where, tool, tmp_pat
         wait_for(lambda node=node, rank=rank: "Error: " in node.read(f"{logs}/rank_{rank}.log"))
     before = [written(node) for node in nodes]
     kept = tmp_path / "dead.json"
-    done = tool("postmortem", where, "--logs", f"{logs}/*.log", "-o", f"json:{kept}")
-    assert done.status == 0, done
+    done = tool("postmortem", where, "--logs", f"{logs}/*.log", "-o", f"json:{kept}", status=0)
     assert done.out.split()[:3] == ["exception", "rank", "2"]
     document = json.loads(kept.read_text())
     cause = document["cause"]
@@ -176,8 +172,7 @@ def test_cores_groups_a_crash_by_where_it_happened(nodes, where, tool):
         node.enter(["install", "-d", "-m", "1777", "/var/crash"])
     crash(nodes[0], 4)
     crash(nodes[2], 5)
-    done = tool("cores", where, "--format", "json")
-    assert done.status == 0, done
+    done = tool("cores", where, "--format", "json", status=0)
     (group,) = done.document["groups"]
     assert (group["signal_name"], group["ranks"]) == ("SIGSEGV", [4, 5])
     assert group["nodes"] == sorted([nodes[0].name, nodes[2].name])
@@ -211,8 +206,7 @@ def crash(node: LabNode, rank: int, *, time: int = 0, uid: int = 0) -> str:
 def test_smoke_lets_the_others_go_without_a_lost_node(nodes, where, tool, tmp_path):
     exclude = tmp_path / "exclude"
     words = ("smoke", where, "--engine", "pairs", "--ranks", "1", "--exclude-out", exclude)
-    good = tool(*words, "--format", "json")
-    assert good.status == 0, good
+    good = tool(*words, "--format", "json", status=0)
     assert good.document["verdict"] == "GO"
     lost = nodes[2]
     lost.stop_sshd()

@@ -45,8 +45,7 @@ def test_a_deploy_is_at_work_at_once_and_after_a_reboot(vm, deployed):
     assert "iommu.live" in first.stdout
     assert "pending" in first.stdout
     at_work(vm)
-    again = nodeready("deploy", where, "--yes")
-    assert again.returncode == 0, again.stdout
+    again = nodeready("deploy", where, "--yes", status=0)
     assert again.stdout.splitlines()[-1].startswith("0 changed (0 changes), ")
     assert "iommu=pt" not in vm.run("cat /proc/cmdline").stdout.split()
 
@@ -54,15 +53,13 @@ def test_a_deploy_is_at_work_at_once_and_after_a_reboot(vm, deployed):
     assert "iommu=pt" in vm.run("cat /proc/cmdline").stdout.split()
     at_work(vm)
     assert nodeready("deploy", where, "--check").returncode == 0
-    audit = nodeready("audit", where, "--only", ",".join(CHANGED))
-    assert audit.returncode == 0, audit.stdout
+    nodeready("audit", where, "--only", ",".join(CHANGED), status=0)
 
 
 @pytest.mark.nightly
 def test_scope_3_cannot_be_lowered_and_says_so(vm, where):
     vm.run("sysctl -qw kernel.yama.ptrace_scope=3")
-    deployed = nodeready("deploy", where, "--yes", "--only", "ptrace")
-    assert deployed.returncode == 3, deployed.stdout
+    deployed = nodeready("deploy", where, "--yes", "--only", "ptrace", status=3)
     assert "reboot needed" in deployed.stdout
     vm.reboot()
     assert nodeready("deploy", where, "--check", "--only", "ptrace").returncode == 0

@@ -33,21 +33,8 @@ INPUT = "/tmp/nodeready-test-input"
 ATTACH = ("attach", "attach_nonblocking", "attach_native", "gdb", "strace")
 
 # Files with their inode, size and time, directories by name: theirs change with what we remove.
-_LOOK = r"""
-for pid in $(cat /run/bystanders); do
-    awk '{print "bystander", $1, $3, $22}' /proc/$pid/stat
-    grep TracerPid /proc/$pid/status
-done
-find /tmp /var/tmp /var/crash /home /root /dev/shm -type d -printf 'dir %p\n' \
-    -o -printf 'file %p %i %s %T@\n' | sort
-"""
-_START = r"""
-{ setsid setpriv --reuid 2000 --regid 2000 --clear-groups sleep 3607 & } </dev/null >/dev/null 2>&1
-echo $! >/run/bystanders
-{ setsid sleep 3607 & } </dev/null >/dev/null 2>&1
-echo $! >>/run/bystanders
-sleep 0.3
-"""
+_LOOK = read_data(__file__, "look.sh")
+_START = read_data(__file__, "bystanders.sh")
 _PROCESSES = "ps -eo pid=,user=,stat=,args="
 
 
@@ -144,13 +131,7 @@ def test_a_fault_fails_what_it_breaks_and_nothing_else(vm, where, case):
 
 
 #: Stand-ins that do what the two programs of systemd-coredump do, as their man pages have it.
-HANDLER = r"""#!/bin/sh
-store=/var/lib/systemd/coredump
-mkdir -p $store
-file=$store/core.sh.$2.boot.$1.${5}000000
-tr '\0' ' ' </proc/$1/cmdline >$store/words.$1
-cat >$file
-"""
+HANDLER = read_data(__file__, "systemd-coredump.sh")
 COREDUMPCTL = read_data(__file__, "coredumpctl.sh")
 
 

@@ -22,6 +22,8 @@ from nodeready.agent.stacks.processes import HANGS, contents, probe_each
 
 #: What of a rank waits: its main thread (as in `threading`), all of it, or its descendants.
 MAIN, WHOLE_PROCESS, DESCENDANTS = "MainThread", "(whole)", "(below)"
+#: What a further thread at the job's store waits for: other ranks that set a key there.
+STORE = "store"
 #: Maximum rows and connections of a process: one with more is part of a full mesh.
 _MAX_ROWS, _MAX_ENDS = 64, 64
 _NEW_NET = 0x40000000  # CLONE_NEWNET of linux/sched.h
@@ -171,6 +173,9 @@ def observe(
                 name = names[pid].get(thread, str(thread)) if pid == target.pid else DESCENDANTS
                 if (pid, thread) == (target.pid, target.thread):
                     target.has_store &= node_ends.may_be_store(pid, call)
+                elif call.sockets and thread in listed.get(pid, ()):
+                    is_store = all(node_ends.is_store(pid, pair) for pair in call.sockets)
+                    rows += [(name, STORE)] if is_store else []
                 rows += [(name, peer) for peer in node_ends.waits_of_call(pid, call)]
                 if node_ends.peers(pid, received_pairs.intersection(map(tuple, call.sockets))):
                     received[name] = None
@@ -234,7 +239,7 @@ class _NodeEnds:
         listener_pid = self.pid_by_pair.get((space, address, ""))
         return self.pid_by_pair.get((space, address, peer), listener_pid)
 
-    def _is_store(self, pid: int, pair: Sequence[str]) -> bool:
+    def is_store(self, pid: int, pair: Sequence[str]) -> bool:
         """Whether a connection is to the job's store, which a rank of this node serves in a thread
         of C++. The port alone proves nothing: a program may use it for its own connections.
         """
@@ -249,7 +254,7 @@ class _NodeEnds:
         pairs = [pair for pair in call.sockets if _store_end(pair, port)]
         has_torch = not pairs or self.process_ends[pid].has_torch
         return has_torch and all(
-            self._server(pid, pair) is None or self._is_store(pid, pair) for pair in pairs
+            self._server(pid, pair) is None or self.is_store(pid, pair) for pair in pairs
         )
 
     def peers(self, pid: int, pairs: Iterable[Sequence[str]]) -> list[str]:
@@ -259,7 +264,7 @@ class _NodeEnds:
         peers: dict[str, None] = {}
         for address, listed_peer in pairs:
             peer = listed_peer or self.unix_peers.get(address, "")
-            if self._is_store(pid, (address, peer)):
+            if self.is_store(pid, (address, peer)):
                 continue
             space = self._space(pid, peer)
             peer_pid = self._owner(space, peer, address)
@@ -302,7 +307,7 @@ class _NodeEnds:
         for pid in pids:
             process = self.process_ends[pid]
             for address, peer in process.sockets:
-                if self._is_store(pid, (address, peer)) or address.startswith(waits.UNIX):
+                if self.is_store(pid, (address, peer)) or address.startswith(waits.UNIX):
                     continue
                 if not peer:
                     bound = self._bound(process, address)

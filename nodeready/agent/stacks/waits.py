@@ -179,6 +179,7 @@ class _WaitingThread:
             address = self.arguments[0]
             shared = next((n for n, (low, end) in mappings if low <= address < end), "")
             owner = self._mutex_owner(address, shared)
+            self.objects += ["shared memory"] if shared else []
         elif verb == "futex" and self._is_own_lock(self.arguments[0]):
             self.objects.append(OWN_LOCK)
         objects = self.objects, self.pipes

@@ -11,9 +11,9 @@ import contextlib
 import hashlib
 import os
 import pickle
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
 from nodeready.agent.audit_document import Outlier
@@ -92,11 +92,8 @@ def key_of(facts: Mapping[str, Any]) -> tuple[Any, ...]:
 
 # --- The judge.
 
-_LARGE_TYPES = (tuple, Mapping)  # values of these types may be large and equal on many nodes
-_MAX_PARTS = 1024  # shared parts that a judge remembers
 _MAX_JUDGED = 512  # judged observations that a judge remembers
-#: Hashes that an interner remembers, and values that have a number.
-_MAX_HASHES, _MAX_NUMBERED = 1 << 16, 1 << 15
+_MAX_NUMBERED = 1 << 15  # values of an interner that have a number
 
 PROBE_OF = {probe.subject: probe for probe in PROBES}
 SUBJECT_NAMES = tuple(SUBJECTS)
@@ -111,7 +108,19 @@ SectionTexts = Callable[
     [str, Any, Any, list[Result], Policy], list[tuple[str, bytes, bytes | None]]
 ]
 
-Place = tuple[int, int]  # start and size in a judge's file
+
+class Place(NamedTuple):
+    """The place of bytes in a judge's file."""
+
+    file: int  # its index in the list of all judges' files
+    start: int
+    size: int
+
+
+def read_place(files: Sequence[int], place: Place) -> bytes:
+    """The bytes. files: descriptors of all judges' files"""
+    return os.pread(files[place.file], place.size, place.start)
+
 
 _COUNTERS = ".counters"  # the end of the name of a section with counters
 
@@ -119,17 +128,16 @@ _COUNTERS = ".counters"  # the end of the name of a section with counters
 class AnswerSummary(NamedTuple):
     """The part of an answer that the fleet needs before any node is judged."""
 
-    place: Place  # of the record in the judge's file
+    place: Place  # of the record
     addresses: frozenset[str] | None  # of the node's interfaces; None: not observed
     has_counters: bool  # whether a subject with counters was observed
     identity: Any  # the node's names, addresses and keys, for the fleet's known hosts
     # in which a later answer gets the same verdict; until they are tried, the answer itself
-    bounds: Bounds | SharedPart | None = None
+    bounds: Bounds | Place | None = None
 
 
 class NodeOrder(NamedTuple):
-    file: int  # of the record of its answer
-    place: Place  # likewise
+    place: Place  # of the record of its answer
     policy: int  # number of its policy
     addresses: int | None  # of `FleetFacts`, as numbers of values that all judges share
     known_hosts: int | None  # likewise
@@ -140,9 +148,7 @@ class NodeOrder(NamedTuple):
 class StateRecord(NamedTuple):
     digest: bytes  # of the sections
     counted: tuple[str, ...]  # the subjects whose counters were read
-    # in the file of the judge that made this: a pickled list of (name, digest, SharedPart of the
-    # packed text; None: the memory has the text)
-    place: Place
+    place: Place  # of a pickled list of `_KeptSection`
 
 
 class NodeOutcome(NamedTuple):
@@ -152,35 +158,21 @@ class NodeOutcome(NamedTuple):
     results: list[tuple[int, int, tuple[Any, ...]]]
     # (judge, number of the subject, code) of the facts that peers should share
     compared: list[tuple[int, int, Any]]
-    facts: Place | None  # place of their text in the file of the judge that made this
+    facts: Place | None  # of their text
     state: StateRecord | None  # of the node for the memory; None: the run has no memory
 
 
-class SharedPart(NamedTuple):
-    """The place of a value that many nodes share."""
-
-    file: int
-    start: int
-    size: int
-
-
-#: A section of a node's state: name, digest, and the place of its text.
-_KeptSection = tuple[str, bytes, SharedPart | None]
+#: A section of a node's state: name, digest, place of its packed text; None: the memory has it.
+_KeptSection = tuple[str, bytes, Place | None]
 
 
 #: Of a node: the results, the facts to compare, the texts of facts, the sections of its state.
 _Rows = tuple[list[Any], list[Any], list[tuple[int, str]], list[_KeptSection]]
 
 
-class _PackedObservation(NamedTuple):
-    """An observation: its class and its fields; a shared field is a `SharedPart`."""
-
-    kind: type
-    fields: dict[str, Any]
-
-
 class Interner:
-    """Numbers for repeated values: the control process gets a value once, and then its number.
+    """Numbers for values: the control process gets a value once, and then its number. The values
+    that most nodes share come early; without a number, one costs more.
 
     new: the values that got a number since `AnswerJudge.take_new`
     """
@@ -189,27 +181,18 @@ class Interner:
         self._numbers: dict[Any, int] = {}
         self._by_id: dict[int, int] = {}
         self._values: list[Any] = []
-        self._hashes: dict[int, None] = {}
         self.new: list[Any] = []
 
     def code(self, key: Any, value: Any) -> Any:
-        """The value's number, or the value on its first sight. key: equal for equal values"""
+        """The value's number, or the value. key: equal for equal values"""
         number = self._by_id.get(id(value))
         if number is None:
             number = self._numbers.get(key)
-        if number is not None:
-            return number
-        key_hash = hash(key)
-        if key_hash not in self._hashes:
-            self._hashes[key_hash] = None
-            if len(self._hashes) > _MAX_HASHES:
-                del self._hashes[next(iter(self._hashes))]
-        elif len(self._values) < _MAX_NUMBERED:
+        if number is None and len(self._values) < _MAX_NUMBERED:
             number = self._numbers[key] = self._by_id[id(value)] = len(self._values)
             self._values.append(value)
             self.new.append(value)
-            return number
-        return value
+        return value if number is None else number
 
 
 def _plain(answer: str, nonce: str) -> bytes:
@@ -253,9 +236,6 @@ class AnswerJudge:
         self.results, self.compared = Interner(), Interner()
         # (id of a shared observation, policy) -> the observation, and as it was judged alone.
         self._judged: dict[tuple[int, int], tuple[Any, _JudgedSubject]] = {}
-        # id of a part of an observation -> the part, and its place once it was repeated.
-        self._parts: dict[int, tuple[Any, SharedPart | None]] = {}
-        self._loaded: dict[SharedPart, Any] = {}
         self.shared: list[Any] = []
         self.moment = 0.0
 
@@ -285,10 +265,10 @@ class AnswerJudge:
         self,
         policy: int,
         subjects: Sequence[str],
-        bounds: Bounds | SharedPart | None,
+        bounds: Bounds | Place | None,
         nonce: str,
         answer: str,
-    ) -> AnswerSummary | Bounds | SharedPart:
+    ) -> AnswerSummary | Bounds | Place:
         """Read an answer and judge what needs no fleet; only the bounds of the node's earlier
         answer where this one is within them.
         """
@@ -304,8 +284,8 @@ class AnswerJudge:
         if bounds:
             with contextlib.suppress(ProbeError):
                 text = _plain(answer, nonce)
-                if isinstance(bounds, SharedPart):
-                    judged_text = _plain(*pickle.loads(self._read(bounds)))
+                if isinstance(bounds, Place):
+                    judged_text = _plain(*pickle.loads(read_place(self.files, bounds)))
                     if text == judged_text:
                         return bounds
                     bounds = find_bounds(judged_text, text, statuses)
@@ -314,8 +294,7 @@ class AnswerJudge:
         summary = self.keep(snapshot.read(answer, probes, settings, nonce), policy)
         if not self.is_watch:
             return summary
-        place = self._write(pickle.dumps((answer, nonce), 5))
-        return summary._replace(bounds=SharedPart(self.number, *place))
+        return summary._replace(bounds=self._write(pickle.dumps((answer, nonce), 5)))
 
     def keep(self, observed: Snapshot, policy: int) -> AnswerSummary:
         """Judge what needs no fleet, and keep the rest for `judge`."""
@@ -323,12 +302,14 @@ class AnswerJudge:
         unjudged: dict[str, Any] = {}
         for subject in observed.subjects:
             if subject in NEEDS_FLEET:
-                unjudged[subject] = self._pack(observed.subjects[subject])
+                unjudged[subject] = observed.subjects[subject]
             elif subject in NUMBER_OF:
                 self._add(rows, subject, self._judge_alone(observed, subject, policy))
         record = (*rows, unjudged, dict(observed.refused), context.boot_id_of(observed))
         needs_identity = self.policies[policy].ssh_client_mode == "known_hosts"
-        place, addresses = self._write(pickle.dumps(record, 5)), context.addresses_of(observed)
+        # Of 10,000 nodes, the observations would take 180 MB.
+        place = self._write(zlib.compress(pickle.dumps(record, 5), 1))
+        addresses = context.addresses_of(observed)
         has_counters = any(name in observed.subjects for name in COUNTING)
         identity = context.identity_of(observed) if needs_identity else None
         return AnswerSummary(place, addresses, has_counters, identity)
@@ -360,8 +341,7 @@ class AnswerJudge:
             for name, digest, text in self.section_texts(
                 subject, observation, shown, results, policy
             ):
-                part = None if text is None else SharedPart(self.number, *self._write(text))
-                sections.append((name, digest, part))
+                sections.append((name, digest, None if text is None else self._write(text)))
         codes = tuple([self.results.code(result, result) for result in results])
         code = self.compared.code((subject, key_of(facts)), facts) if facts else None
         facts_text = self.facts_text(shown) if self.facts_text else ""
@@ -387,66 +367,20 @@ class AnswerJudge:
     # --- The file.
 
     def _write(self, data: bytes) -> Place:
-        place, remaining = (self.size, len(data)), memoryview(data)
+        place, remaining = Place(self.number, self.size, len(data)), memoryview(data)
         while remaining:
             written = os.pwrite(self.files[self.number], remaining, self.size)
             self.size += written
             remaining = remaining[written:]
         return place
 
-    def _read(self, part: SharedPart) -> bytes:
-        return os.pread(self.files[part.file], part.size, part.start)
-
-    def _pack(self, observation: Any) -> Any:
-        """The observation for the file, without the parts that many nodes share."""
-        packed = self._place_or_value(observation)
-        if packed is not observation or not is_dataclass(observation):
-            return packed
-        fields = {}
-        for name, value in vars(observation).items():
-            is_large = isinstance(value, _LARGE_TYPES) or is_dataclass(value)
-            fields[name] = self._place_or_value(value) if is_large else value
-        return _PackedObservation(type(observation), fields)
-
-    def _place_or_value(self, value: Any) -> Any:
-        """The place of a repeated value, or the value itself on its first sight."""
-        part = self._parts.get(id(value))
-        if part is not None and part[0] is value:
-            if part[1] is None:
-                start, size = self._write(pickle.dumps(value, 5))
-                part = self._parts[id(value)] = value, SharedPart(self.number, start, size)
-            return part[1]
-        if len(self._parts) >= _MAX_PARTS:
-            self._parts.clear()
-        self._parts[id(value)] = value, None
-        return value
-
-    def _unpack(self, packed: Any) -> Any:
-        if isinstance(packed, SharedPart):
-            value = self._loaded.get(packed)
-            if value is None:
-                value = pickle.loads(self._read(packed))
-                if len(self._loaded) >= _MAX_PARTS:
-                    self._loaded.clear()
-                self._loaded[packed] = value
-            return value
-        if isinstance(packed, _PackedObservation):
-            observation: Any = object.__new__(packed.kind)
-            for name, value in packed.fields.items():
-                is_shared = isinstance(value, SharedPart)
-                vars(observation)[name] = self._unpack(value) if is_shared else value
-            return observation
-        return packed
-
     # --- The node.
 
     def judge(self, node: NodeOrder, earlier: str) -> NodeOutcome:
         """Judge what needs the fleet. earlier: counters as `CounterSample.parse` takes them"""
-        start, size = node.place
-        data = os.pread(self.files[node.file], size, start)
-        *lists, packed, refused, boot_id = pickle.loads(data)
+        data = read_place(self.files, node.place)
+        *lists, unjudged, refused, boot_id = pickle.loads(zlib.decompress(data))
         rows: _Rows = tuple(lists)
-        unjudged = {subject: self._unpack(value) for subject, value in packed.items()}
         observed = Snapshot(unjudged, refused=refused)
         fleet = FleetFacts(
             addresses=None if node.addresses is None else self.shared[node.addresses],

@@ -22,17 +22,15 @@ import sys
 import tempfile
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import gevent
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
-from gevent.queue import Queue
 
 from nodeready.agent.asking import Answer, SshPeer
 from nodeready.agent.audit_document import Audit, NodeReport
@@ -44,6 +42,7 @@ from nodeready.core.result import Result, worst
 from nodeready.core.text import utc_now
 from nodeready.fleet.transport.processes import Child, Frames, Pool, fork
 from nodeready.runs.audit import answer_judge
+from nodeready.runs.memory.look import NodeSections, SectionText
 from nodeready.subjects.context import FleetContext, unique_addresses
 from nodeready.subjects.registry import COUNTING, CheckSelection
 from nodeready.subjects.snapshot import Snapshot
@@ -51,18 +50,15 @@ from nodeready.subjects.snapshot import Snapshot
 MIN_NODES = 64  # fewer nodes need no worker: to start one takes longer than to read their answers
 _MAX_CPU_S = 10.0  # CPU seconds for the parsing of each subject; usually none takes one second
 _SILENT_S = 60  # seconds without an answer after which a worker that has orders is killed
-_MAX_ORDERS = 4  # orders that a worker may have at once, so that it never waits for the next one
-#: Maximum orders that wait for a worker. The control process does further ones itself.
-_MAX_WAITING = 64
+#: Orders that a worker may have at once, so that it never waits for the next one. The control
+#: process does further ones itself.
+_MAX_ORDERS = 4
 #: Maximum characters of an answer that the control process reads while other nodes wait for it; a
 #: node with eight GPUs sends 32,000.
 _MAX_LOCAL = 128 << 10
 _COLLECT_EVERY = 1000  # orders of a worker between two garbage collections
 
 WORKER_HAS_SNAPSHOT = Snapshot()  # stands in an Outcome for the snapshot that a worker has
-
-#: Reads the sections of a node's state.
-StateReader = Callable[[], list[tuple[str, bytes, Callable[[], bytes | None]]]]
 
 _RATED = tuple(f"{subject}." for subject in COUNTING)  # the checks of the subjects with counters
 _ANSWERED = ("read", "keep", "judge")  # the kinds of orders that get an answer
@@ -126,49 +122,15 @@ class _Worker:
     def __init__(self, number: int, child: Child) -> None:
         self.number, self.child = number, child
         self.pending: deque[tuple[str, tuple[Any, ...]]] = deque()
-        self.slots = BoundedSemaphore(_MAX_ORDERS)
+        self.sending = BoundedSemaphore()
         self.active = time.monotonic()
 
 
-class _Row(NamedTuple):
-    """A node of the document. facts: (file, start, size) of the text of its facts"""
-
-    name: str
-    status: str
-    seconds: float
-    gap: Gap | None
-    groups: tuple[str, ...]
-    results: array[int]
-    facts: tuple[int, int, int] | None
-
-
-class _Rows(Sequence[NodeReport]):
-    """The nodes of a document. A NodeReport is made when it is read."""
-
-    def __init__(self, rows: list[_Row], results: list[Result], files: list[int]) -> None:
-        self._rows, self._results, self._files = rows, results, files
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        rows = self._rows[index]
-        return list(map(self._report, rows)) if isinstance(index, slice) else self._report(rows)
-
-    def __iter__(self) -> Iterator[NodeReport]:
-        return map(self._report, self._rows)
-
-    def _report(self, row: _Row) -> NodeReport:
-        results = tuple([self._results[number] for number in row.results])
-        read_facts = None
-        if row.facts is not None:
-            file, start, size = row.facts
-
-            def read_facts() -> str:
-                return os.pread(self._files[file], size, start).decode("ascii")
-
-        values = (row.name, row.status, row.seconds, row.gap, row.groups, results)
-        return NodeReport(*values, read_facts=read_facts)
+def _interned(result: Result) -> Result:
+    """The result, whose texts are those of equal ones."""
+    pairs = vars(result).items()
+    fields: dict[str, Any] = {n: sys.intern(v) if isinstance(v, str) else v for n, v in pairs}
+    return Result(**fields)
 
 
 class AuditWorkers:
@@ -209,30 +171,26 @@ class AuditWorkers:
         ]
         #: The judge in the control process itself.
         self._local_judge = judges[-1]
-        # By node: (number of the judge, its answer), or why the order failed.
-        self._summaries: dict[str, tuple[int, answer_judge.AnswerSummary]] = {}
+        # By node: the answer of its judge, or why the order failed.
+        self._summaries: dict[str, answer_judge.AnswerSummary] = {}
         # Of a watch: those of the look before, and the order by which a node was judged.
-        self._earlier: dict[str, tuple[int, answer_judge.AnswerSummary]] = {}
+        self._earlier: dict[str, answer_judge.AnswerSummary] = {}
         self._last_orders: dict[str, answer_judge.NodeOrder] = {}
-        self._outcomes: dict[str, tuple[int, answer_judge.NodeOutcome]] = {}
+        self._outcomes: dict[str, answer_judge.NodeOutcome] = {}
         self._failures: dict[str, str] = {}
-        self._states: dict[str, tuple[int, answer_judge.StateRecord]] = {}
+        self._states: dict[str, answer_judge.StateRecord] = {}
         #: When all nodes had answered, seconds since 1970.
         self.moment_s = 0.0
-        # The values that judges have numbered.
-        self._results: list[Result] = []
-        self._facts: list[Any] = []
-        # By judge: for each of its numbers, the index in `_results`, and the index in `_facts`.
-        self._tables: list[tuple[list[int], list[int]]] = [([], []) for _ in judges]
+        # By judge: the results and the facts that it has numbered.
+        self._tables: list[tuple[list[Result], list[Any]]] = [([], []) for _ in judges]
         # A value that all judges share -> its number; the same of its id, in one look.
         self._shared: dict[Any, int] = {}
         self._shared_ids: dict[int, int] = {}
-        self._orders: Queue[tuple[str, tuple[Any, ...]]] = Queue(_MAX_WAITING)
         self._open_orders = 0
         self._is_idle = Event()
         self._workers: dict[Child, _Worker] = {}
         self._pool: Pool | None = None
-        self._greenlets: list[Any] = []
+        self._killer: Any = None
         # Observations have no cycles, and the collector would take a third of the time.
         self._gc_threshold = gc.get_threshold()
         gc.set_threshold(100_000, 50, 100)
@@ -254,13 +212,12 @@ class AuditWorkers:
         pairs = zip(judges, children, strict=True)
         self._workers = {child: _Worker(judge.number, child) for judge, child in pairs}
         self._pool = Pool(children, self._receive)
-        self._greenlets = [gevent.spawn(self._feed, worker) for worker in self._workers.values()]
-        self._greenlets += [gevent.spawn(self._kill_silent)] if judges else []
+        self._killer = gevent.spawn(self._kill_silent) if judges else None
 
     def close(self) -> None:
         gc.set_threshold(*self._gc_threshold)
         signal.signal(signal.SIGPROF, self._sigprof)
-        gevent.killall(self._greenlets)
+        gevent.killall([self._killer] if self._killer else [])
         if self._pool is not None:
             self._pool.end()
         for file in self._open:
@@ -269,44 +226,30 @@ class AuditWorkers:
     # --- Orders and answers.
 
     def _submit(self, name: str, order: tuple[Any, ...]) -> None:
-        """Queue an order about a node for the workers.
-
-        The control process does the order at once when the queue is full, or without workers. Only
-        a large answer waits for the queue.
+        """Give an order about a node to the worker with the fewest orders. The control process
+        does it at once where each has enough; only a large answer waits for a worker.
         """
         self._open_orders += 1
         self._is_idle.clear()
         is_large = order[0] == "read" and len(order[-1]) > _MAX_LOCAL
-        if self._has_no_worker():
+        live = [worker for worker in self._workers.values() if not worker.child.gone_reason]
+        worker = min(live, key=lambda worker: len(worker.pending), default=None)
+        if worker is None:
             self._do_locally(name, order)
-        elif is_large or not self._orders.full():
-            self._orders.put((name, order))
+        elif is_large or len(worker.pending) < _MAX_ORDERS:
+            with worker.sending:
+                if not worker.child.gone_reason:
+                    worker.pending.append((name, order))
+                    worker.active = time.monotonic()
+                    # If the worker is gone, `_receive` submits the order again.
+                    worker.child.send(*order)
+                    return
+            self._open_orders -= 1
+            self._submit(name, order)
         else:
             self._do_locally(name, order)
-            # Now the workers get their next orders. After sleep(0), no socket would be read.
+            # Now the answers are received. After sleep(0), no socket would be read.
             gevent.sleep(0.0001)
-
-    def _has_no_worker(self) -> bool:
-        return all(child.gone_reason for child in self._workers)
-
-    def _feed(self, worker: _Worker) -> None:
-        """Send the queued orders to a worker, at most _MAX_ORDERS at once."""
-        while not worker.child.gone_reason:
-            worker.slots.acquire()
-            name, order = self._orders.get()
-            if worker.child.gone_reason:
-                self._open_orders -= 1
-                self._submit(name, order)
-                return
-            worker.pending.append((name, order))
-            worker.active = time.monotonic()
-            # If the worker is gone, `_receive` submits the order again.
-            worker.child.send(*order)
-
-    def _do_queued(self) -> None:
-        """Do the queued orders in the control process, when no worker is left."""
-        while True:
-            self._do_locally(*self._orders.get())
 
     def _receive(self, child: Child, frame: tuple[Any, ...] | None) -> None:
         """Keep an answer of a worker; None: it has ended, and others do its orders."""
@@ -314,7 +257,6 @@ class AuditWorkers:
         if frame is not None:
             name, order = worker.pending.popleft()
             worker.active = time.monotonic()
-            worker.slots.release()
             answer, *new = frame
             self._keep_answer(worker.number, name, order[0], answer, new)
             return
@@ -329,8 +271,6 @@ class AuditWorkers:
         for name, order in pending:
             self._open_orders -= 1
             self._submit(name, order)
-        if self._has_no_worker():
-            self._greenlets.append(gevent.spawn(self._do_queued))
 
     def _kill_silent(self) -> None:
         while True:
@@ -350,27 +290,19 @@ class AuditWorkers:
         """Keep an answer of this judge; new: what the judge has numbered since its last one"""
         new_results, new_facts = new
         results, facts = self._tables[judge]
-        results += [self._add_result(result) for result in new_results]
-        facts += range(len(self._facts), len(self._facts) + len(new_facts))
-        self._facts += new_facts
+        results += map(_interned, new_results)
+        facts += new_facts
         if isinstance(answer, str):
             self._failures[name] = answer
         elif kind == "judge":
-            self._outcomes[name] = (judge, answer)
+            self._outcomes[name] = answer
         elif isinstance(answer, answer_judge.AnswerSummary):
-            self._summaries[name] = (judge, answer)
+            self._summaries[name] = answer
         else:
-            number, summary = self._earlier[name]
-            self._summaries[name] = (number, summary._replace(bounds=answer))
+            self._summaries[name] = self._earlier[name]._replace(bounds=answer)
         self._open_orders -= 1
         if not self._open_orders:
             self._is_idle.set()
-
-    def _add_result(self, result: Result) -> int:
-        pairs = vars(result).items()
-        fields: dict[str, Any] = {n: sys.intern(v) if isinstance(v, str) else v for n, v in pairs}
-        self._results.append(Result(**fields))
-        return len(self._results) - 1
 
     def _finish(self) -> None:
         """Wait until all orders are answered."""
@@ -393,7 +325,7 @@ class AuditWorkers:
             self._do_locally(name, ("keep", question.read(answer), policy))
         else:
             subjects = tuple(probe.subject for probe in question.probes)
-            bounds = self._earlier[name][1].bounds if name in self._earlier else None
+            bounds = self._earlier[name].bounds if name in self._earlier else None
             self._submit(name, ("read", policy, subjects, bounds, question.nonce, answer.stdout))
         return WORKER_HAS_SNAPSHOT
 
@@ -414,14 +346,14 @@ class AuditWorkers:
                 gap = Gap(FAILED, self._failures.pop(outcome.node))
                 settled.append(replace(outcome, value=None, gap=gap))
             else:
-                identity = self._summaries[outcome.node][1].identity
+                identity = self._summaries[outcome.node].identity
                 subjects = {} if identity is None else {"ssh_client": identity}
                 settled.append(replace(outcome, value=Snapshot(subjects)))
         return settled
 
     def complete(self, context: FleetContext, peers: Mapping[str, SshPeer]) -> FleetContext:
         """The context with the nodes' addresses."""
-        addresses = (summary.addresses for _, summary in self._summaries.values())
+        addresses = (summary.addresses for summary in self._summaries.values())
         claimed = [claim for claim in addresses if claim is not None]
         reached = {peer.address for peer in peers.values()}
         return replace(context, addresses=unique_addresses(claimed, reached))
@@ -465,12 +397,12 @@ class AuditWorkers:
         for probed in outcomes:
             if probed.value is not None:
                 name = probed.node
-                judge, summary = self._summaries[name]
+                summary = self._summaries[name]
                 about = context.about(name)
                 facts = about.addresses, about.known_hosts, about.gate_files
                 addresses, hosts, files = map(self._share, facts)
                 shared = self._policies[name], addresses, hosts, files
-                order = answer_judge.NodeOrder(judge, summary.place, *shared, about.host_key)
+                order = answer_judge.NodeOrder(summary.place, *shared, about.host_key)
                 if self._last_orders.get(name) != order:
                     self._last_orders[name] = order
                     self._outcomes.pop(name, None)
@@ -485,10 +417,9 @@ class AuditWorkers:
             rows.append(row)
             if facts is not None:
                 peers.setdefault(",".join(row.groups) or answer_judge.ALL, {})[probed.node] = facts
-        nodes = _Rows(rows, self._results, self._files)
         outliers = answer_judge.find_outliers(peers)
         policies = digest(self._declared.values())
-        return Audit(started, utc_now(), policies, nodes, outliers, complete)
+        return Audit(started, utc_now(), policies, tuple(rows), outliers, complete)
 
     def _row(
         self,
@@ -496,57 +427,52 @@ class AuditWorkers:
         groups: tuple[str, ...],
         checks: set[str],
         subjects: set[int],
-    ) -> tuple[_Row, Any]:
-        """The node's row, and its facts to compare with peers; None: it was not judged."""
+    ) -> tuple[NodeReport, Any]:
+        """The node's report, and its facts to compare with peers; None: it was not judged."""
         name, gap, seconds = probed.node, probed.gap, round(probed.seconds, 3)
-        judged = None if probed.value is None else self._outcomes.get(name)
-        if judged is None:
+        outcome = None if probed.value is None else self._outcomes.get(name)
+        if outcome is None:
             self._last_orders.pop(name, None)
             gap = gap or Gap(FAILED, self._failures.get(name, "it was not judged"))
-            return _Row(name, gap.word, seconds, gap, groups, array("I"), None), None
-        judge, outcome = judged
+            return NodeReport(name, gap.word, seconds, gap, groups), None
         if outcome.state is not None:
-            self._states[name] = judge, outcome.state
-        numbers = array("I")
-        for numbered_by, _, codes in sorted(outcome.results, key=lambda result: result[1]):
-            table = self._tables[numbered_by][0]
-            for code in codes:
-                number = table[code] if type(code) is int else self._add_result(code)
-                if self._results[number].check in checks:
-                    numbers.append(number)
-        facts = {}
-        for numbered_by, subject, code in outcome.compared:
-            if subject in subjects:
-                facts[answer_judge.SUBJECT_NAMES[subject]] = (
-                    self._facts[self._tables[numbered_by][1][code]] if type(code) is int else code
-                )
-        results = [self._results[number] for number in numbers]
-        place = None if outcome.facts is None else (judge, *outcome.facts)
+            self._states[name] = outcome.state
+        results = tuple(
+            result
+            for numbered_by, _, codes in sorted(outcome.results, key=lambda result: result[1])
+            for code in codes
+            for result in [
+                self._tables[numbered_by][0][code] if type(code) is int else _interned(code)
+            ]
+            if result.check in checks
+        )
+        facts = {
+            answer_judge.SUBJECT_NAMES[subject]:
+                self._tables[numbered_by][1][code] if type(code) is int else code
+            for numbered_by, subject, code in outcome.compared if subject in subjects
+        }  # fmt: skip
+        read_facts = outcome.facts and partial(self._text, outcome.facts)
         status = gap.word if gap else worst(results)
         rated = (result.status for result in results if result.check.startswith(_RATED))
         # A rate since an earlier look falls as time passes.
         if not self._local_judge.is_watch or not {*rated} <= {"ok", "na"}:
             del self._outcomes[name], self._last_orders[name]
-        return _Row(name, status, seconds, gap, groups, numbers, place), facts
+        about = name, status, seconds, gap, groups, results
+        return NodeReport(*about, read_facts=read_facts), facts
 
-    def state(self, name: str) -> tuple[bytes, tuple[str, ...], StateReader] | None:
-        """The state of a judged node for the memory; None: it was not judged, or without memory.
+    def _text(self, place: answer_judge.Place) -> str:
+        return answer_judge.read_place(self._files, place).decode("ascii")
 
-        A digest, the subjects whose counters were read, and a function that reads the sections:
-        name, digest, and a function that reads the packed text, or None if the memory has it.
-        """
-        if name not in self._states:
+    def state(self, name: str) -> NodeSections | None:
+        """The state of a node for the memory; None: it was not judged, or there is no memory."""
+        record = self._states.get(name)
+        if record is None:
             return None
-        judge, record = self._states[name]
+        read_place = partial(answer_judge.read_place, self._files)
 
-        def read_text(part: answer_judge.SharedPart | None) -> bytes | None:
-            return (
-                None if part is None else os.pread(self._files[part.file], part.size, part.start)
-            )
+        def read() -> Iterator[SectionText]:
+            for section, text_digest, place in pickle.loads(read_place(record.place)):
+                text = partial(read_place, place) if place else lambda: None
+                yield SectionText(section, text_digest, text)
 
-        def read() -> list[tuple[str, bytes, Callable[[], bytes | None]]]:
-            start, size = record.place
-            sections = pickle.loads(os.pread(self._files[judge], size, start))
-            return [(name, digest, partial(read_text, part)) for name, digest, part in sections]
-
-        return record.digest, record.counted, read
+        return NodeSections(name, record.digest, record.counted, read)

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -28,7 +28,6 @@ from nodeready.runs.memory.look import (
     Look,
     NodeSections,
     PartSpan,
-    SectionText,
     SectionWriter,
     dump,
     node_sections,
@@ -42,7 +41,7 @@ from nodeready.runs.user_files import memory_settings
 from nodeready.subjects.proof.facts import ProvedHistory
 
 if TYPE_CHECKING:
-    from nodeready.runs.audit.workers import AuditWorkers, StateReader
+    from nodeready.runs.audit.workers import AuditWorkers
     from nodeready.runs.postmortem.document import Postmortem
     from nodeready.runs.smoke.document import SmokeReport
 
@@ -265,10 +264,6 @@ def kept_lemons(inventory: str | None, options: LemonsOptions, tell: Tell) -> Le
     return replace(document, units=tuple(units))
 
 
-def _sections(read: StateReader) -> Iterator[SectionText]:
-    return map(SectionText._make, read())
-
-
 def _judged(reports: Iterable[NodeReport], workers: AuditWorkers) -> Iterator[NodeSections]:
     """The states of the nodes that were probed."""
     for report in reports:
@@ -276,8 +271,7 @@ def _judged(reports: Iterable[NodeReport], workers: AuditWorkers) -> Iterator[No
             error = dump([report.gap.reason, report.gap.is_unreached])
             yield node_sections(report.name, {ERROR: error})
         elif report.gap is None and (state := workers.state(report.name)):
-            digest, counted, read = state
-            yield NodeSections(report.name, digest, counted, partial(_sections, read))
+            yield state
 
 
 def _recorded(reports: Iterable[NodeReport]) -> Iterator[NodeSections]:

@@ -39,7 +39,8 @@ from nodeready.runs.postmortem.kernel_files import (
 )
 from nodeready.runs.postmortem.slurm_records import may_be_record, read_records
 from nodeready.runs.stacks.evidence import Evidence, RankPlace
-from nodeready.runs.stacks.trace import TraceError, load
+from nodeready.runs.stacks.trace import TraceError
+from nodeready.runs.stacks.trace import read_directory as read_traces
 from nodeready.runs.stacks.witness_reader import judge_environments
 from nodeready.subjects.environment_rules import EnvironmentFinding
 
@@ -196,7 +197,7 @@ def _findings(stacks: Path) -> tuple[EnvironmentFinding, ...]:
     """What is wrong with the environment of the ranks of an incident, by its traces."""
     traces, places = Evidence(), []
     with contextlib.suppress(TraceError):
-        for trace in load(stacks)[0]:
+        for trace in read_traces(stacks)[0]:
             traces.read(trace)
             places += [
                 RankPlace(trace.node, process.pid, process.rank, process.local_rank)

@@ -123,6 +123,13 @@ def waits_for_held_child(group: Group) -> bool:
     return is_waiting and any(child.state[:1] in _HELD_STATES for child in group.children)
 
 
+def running_child(group: Group) -> str:
+    """The place of a started process that a group waits for, and that computes; "": none"""
+    children = group.children if group.activity == "child" else ()
+    frames = next((c.frames for c in children if c.frames and c.state.startswith("R")), ())
+    return place_text(hints.user_frame(frames) or frames[-1]) if frames else ""
+
+
 def child_cause(group: Group, at: str) -> Cause | None:
     """The cause where a rank waits for a process that it started. at: its innermost call"""
     is_loading = group.activity == "data"

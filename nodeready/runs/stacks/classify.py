@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from nodeready.agent.stacks.links import DESCENDANTS, WHOLE_PROCESS
+from nodeready.agent.stacks.links import DESCENDANTS, STORE, WHOLE_PROCESS
 from nodeready.agent.stacks.processes import FROZEN
 from nodeready.agent.stacks.waits import OWN_LOCK
 from nodeready.agent.witnesses.progress import LOG_COUNTS, LOOP_CHANGES
@@ -464,7 +464,7 @@ def _mains(
     """
     mains: list[int] = []
     thread, before = MAIN, None
-    waits = {name for name, _ in process.waits_for}
+    waits = {name for name, end in process.waits_for if end != STORE}
     for sample in process.samples:
         if sample.main is None:
             continue

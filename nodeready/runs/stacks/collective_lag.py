@@ -70,18 +70,18 @@ class CollectiveReader(evidence.StatementBuilder):
 
     def recorder(self) -> None:
         """Read the dumps of the flight recorder."""
-        heads, dumps = self.evidence.recording_heads.all, dict[int, evidence.KeptRecording]()
+        dumps = dict[int, evidence.KeptRecording]()
         for place in self.places:
             recording = self.evidence.recordings.get(place[:2])
-            if recording is not None and (absent := heads[recording.head].absent):
-                self.absent["flight_recorder"][absent].append(place)
+            if recording is not None and recording.head.absent:
+                self.absent["flight_recorder"][recording.head.absent].append(place)
             elif recording is not None and place.rank is not None and place.rank in self.all_ranks:
                 dumps[place.rank] = recording
         if not dumps:
             return
         self.dumps = dumps
         self.report.without_recording = tuple(sorted(self.all_ranks - dumps.keys()))
-        self.partial = {rank for rank, dump in dumps.items() if heads[dump.head].partial}
+        self.partial = {rank for rank, dump in dumps.items() if dump.head.partial}
         if self.partial:
             text = "its dump is cut off: calls may be missing"
             self.add_statement("flight_recorder", text, sorted(self.partial))
@@ -245,26 +245,25 @@ class CollectiveReader(evidence.StatementBuilder):
         #: Process group -> the progress of each rank, and the calls that have timed out.
         self.status: dict[str, dict[int, CallProgress]] = defaultdict(dict)
         self.caught: dict[str, dict[int, tuple[int, str]]] = defaultdict(dict)
-        heads, lists = self.evidence.log_heads.all, list(self.evidence.report_lists)
-        targets = [[*self._targets(report)] for report in self.evidence.reports.all]
         logs = [(p, log) for p in self.places if (log := self.evidence.logs.get(p[:2]))]
         #: A file of a node -> number of processes whose log it is.
         files = Counter((place.node, log.path) for place, log in logs)
-        own_logs, done = dict[int, evidence.KeptLog](), {0}
+        own_logs, done = dict[int, evidence.KeptLog](), set[int]()
         for place, log in logs:
-            if absent := heads[log.head].absent:
-                self.absent["logs"][absent].append(place)
+            if log.head.absent:
+                self.absent["logs"][log.head.absent].append(place)
             elif place.rank is not None and place.rank in self.all_ranks:
-                if (log.path and files[place.node, log.path] == 1) or log.is_own:
+                if (log.path and files[place.node, log.path] == 1) or log.head.is_own:
                     own_logs[place.rank] = log
-                reports = lists[log.reports] if log.reports not in done else ()
-                for named_rank, number in reports:
-                    rank = place.rank if named_rank is None else named_rank
+                for report in log.reports if id(log.reports) not in done else ():
+                    rank = place.rank if report.rank is None else report.rank
                     # A later line of the same rank replaces an earlier one.
-                    for ranks, value in targets[number] if rank in self.all_ranks else ():
+                    for ranks, value in self._targets(report) if rank in self.all_ranks else ():
                         ranks[rank] = value
                 # Ranks that write into one file share its reports.
-                done |= set() if None in dict(reports) else {log.reports}
+                done |= (
+                    {id(log.reports)} if all(r.rank is not None for r in log.reports) else set()
+                )
         self._watchdog()
         self._named()
         return own_logs

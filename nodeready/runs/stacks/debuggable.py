@@ -223,8 +223,8 @@ def _judge_environment(
             row = result, finding.text, finding.advice
             judged_by_rank.setdefault(rank, []).append(row)
     for place in places:
-        number = evidence.environments.get((place.node, place.pid))
-        if number is None or evidence.rank_variables.all[number].absent:
+        read = evidence.environments.get((place.node, place.pid))
+        if read is None or read.absent:
             yield place, _UNSEEN_RESULT
             continue
         for judged in judged_by_rank.get(place.rank, [_NO_FINDING]):

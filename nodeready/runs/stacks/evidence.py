@@ -10,18 +10,19 @@ import contextlib
 import marshal
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from nodeready.agent.witnesses.flight_recorder import ProcessGroup, RecorderEntry, Recording
-from nodeready.agent.witnesses.gpus import WitnessedGpu, WitnessedGpus
+from nodeready.agent.witnesses.gpus import WitnessedGpus
 from nodeready.agent.witnesses.kernel_log import KernelLog
 from nodeready.agent.witnesses.logs import RankLog, WatchdogReport
 from nodeready.agent.witnesses.nccl_log import NcclRank
 from nodeready.agent.witnesses.nccl_ras import Ras
-from nodeready.agent.witnesses.ports import Network, WitnessedPort
+from nodeready.agent.witnesses.ports import Network
 from nodeready.core import wire
 from nodeready.core.text import counted
 from nodeready.fleet.inventory.nodeset import fold, natural
@@ -39,27 +40,26 @@ _bytes = marshal.dumps
 
 class ValueTable:
     """Decoded values of one dataclass, each different one once, known by its number. The key is
-    its bytes, without field names: comparing those costs a tenth of decoding it again.
+    its bytes, without field names: comparing those costs a tenth of decoding it again. own: the
+    fields that differ from rank to rank, and the values that they get
     """
 
-    def __init__(self, kind: type[Any]) -> None:
-        self.kind = kind
+    def __init__(self, kind: type[Any], **own: Any) -> None:
+        self.kind, self._own = kind, own
         self.all: list[Any] = []
         self._numbers: dict[bytes, int] = {}
         self._kept: dict[Any, int] = {}
         self._names = {field.name for field in fields(kind)}
-        self._field_values = itemgetter(*(field.name for field in fields(kind)))
+        self._common = itemgetter(*(f.name for f in fields(kind) if f.name not in own))
 
     def number(self, value: Any) -> int:
         """The number of a value. Raises DecodeError."""
         if type(value) is not dict or value.keys() != self._names:
             raise wire.DecodeError(f"no {self.kind.__name__}")
-        key = _bytes(self._field_values(value), 2)
+        key = _bytes(self._common(value), 2)
         number = self._numbers.get(key)
-        return self._new(key, value) if number is None else number
-
-    def _new(self, key: bytes, value: Any) -> int:
-        number = self._numbers[key] = self.keep(wire.decode(self.kind, value))
+        if number is None:
+            number = self._numbers[key] = self.keep(wire.decode(self.kind, {**value, **self._own}))
         return number
 
     def keep(self, value: Any) -> int:
@@ -68,62 +68,29 @@ class ValueTable:
             self.all.append(value)
         return number
 
-
-class HeadTable(ValueTable):
-    """Values without their individual fields. placeholders: the values that those fields get"""
-
-    def __init__(self, kind: type[Any], **placeholders: Any) -> None:
-        super().__init__(kind)
-        self._placeholders = placeholders
-        names = (field.name for field in fields(kind))
-        self._common_values = itemgetter(*(name for name in names if name not in placeholders))
-
-    def number(self, value: Any) -> int:
-        """The number by common fields: a copy costs as much as decoding. Raises DecodeError."""
-        if value.keys() != self._names:
-            raise wire.DecodeError(f"no {self.kind.__name__}")
-        key = _bytes(self._common_values(value), 2)
-        number = self._numbers.get(key)
-        return self._new(key, {**value, **self._placeholders}) if number is None else number
+    def value(self, value: Any) -> Any:
+        """The value, shared by all that are equal. Raises DecodeError."""
+        return self.all[self.number(value)]
 
 
 class KeptLog(NamedTuple):
     """The log of one rank."""
 
-    head: int  # number of the log without what differs from rank to rank
-    reports: int  # number of the tuple of (rank, number of the report without its rank)
-    path: str
-    age_s: int
-    last: str  # its last line
-    error: str  # the last error among its last lines; "": none
-    nccl: int = -1  # number of what NCCL says about it; -1: nothing
-    is_own: bool = False  # the lines are this rank's, although many ranks write the file
+    head: RankLog  # without what differs from rank to rank
+    reports: tuple[WatchdogReport, ...] = ()
+    path: str = ""
+    age_s: int = 0
+    last: str = ""  # its last line
+    error: str = ""  # the last error among its last lines; "": none
+    nccl: NcclRank | None = None  # what NCCL says about it; None: nothing
 
 
 class KeptRecording(NamedTuple):
     """The recording of one rank."""
 
-    head: int  # number of the recording without what differs from rank to rank
+    head: Recording  # without what differs from rank to rank
     age_s: int
     calls: int  # number of the pair (numbers of its groups, numbers of its entries)
-
-
-class KeptGpu(NamedTuple):
-    """One GPU. head: number of the GPU without its changing fields"""
-
-    head: int
-    sm: int | None
-    memory: int | None
-    power: int | None
-    pids: tuple[int, ...]
-
-
-class KeptNetwork(NamedTuple):
-    """The ports of one node. ports: (number of the port without its bytes, bytes both ways)"""
-
-    absent: str
-    seconds: float
-    ports: tuple[tuple[int, int], ...]
 
 
 class Evidence:
@@ -132,32 +99,23 @@ class Evidence:
     def __init__(self) -> None:
         self.logs: dict[tuple[str, int], KeptLog] = {}
         self.recordings: dict[tuple[str, int], KeptRecording] = {}
-        self.gpus: dict[str, tuple[str, tuple[KeptGpu, ...]]] = {}
-        self.networks: dict[str, KeptNetwork] = {}
-        self.kernels: dict[str, int] = {}
+        self.gpus: dict[str, WitnessedGpus] = {}
+        self.networks: dict[str, Network] = {}
+        self.kernels: dict[str, KernelLog] = {}
         self.ras: dict[str, Ras] = {}
         self.environment_facts: dict[str, EnvironmentFacts] = {}
-        self.environments: dict[tuple[str, int], int] = {}
-        self.log_heads = HeadTable(RankLog, path="", age_s=0, lines=[], reports=[], nccl=None)
-        self.nccl = HeadTable(
-            NcclRank, rank=None, host="", pid=0, device=None, address="", calls=[]
-        )
+        self.environments: dict[tuple[str, int], RankVariables] = {}
         #: Node and process -> the rank with its `NcclRank.calls`.
         self.nccl_calls: dict[tuple[str, int], NcclRank] = {}
-        self.recording_heads = HeadTable(Recording, path="", age_s=0, groups=[], entries=[])
         self.groups, self.entries = ValueTable(ProcessGroup), ValueTable(RecorderEntry)
         self.calls: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-        self.reports = HeadTable(WatchdogReport, rank=None)
-        self.report_lists: dict[tuple[tuple[int | None, int], ...], int] = {(): 0}
-        self._report_keys: dict[bytes, int] = {}
-        self.gpu_heads = HeadTable(
-            WitnessedGpu, sm_percent=None, memory_percent=None, power_w=None, pids=[]
+        self._logs = ValueTable(RankLog, path="", age_s=0, lines=[], reports=[], nccl=None)
+        self._nccl = ValueTable(
+            NcclRank, rank=None, host="", pid=0, device=None, address="", calls=[]
         )
-        self.gpus_heads = HeadTable(WitnessedGpus, devices=[])
-        self.network_heads = HeadTable(Network, seconds=0.0, ports=[])
-        self.ports = HeadTable(WitnessedPort, received=0, sent=0)
-        self.kernel_logs = ValueTable(KernelLog)
-        self.rank_variables = ValueTable(RankVariables)
+        self._recordings = ValueTable(Recording, path="", age_s=0, groups=[], entries=[])
+        self._reports: dict[bytes, tuple[WatchdogReport, ...]] = {}
+        self._variables = ValueTable(RankVariables)
 
     def __bool__(self) -> bool:
         return bool(
@@ -167,38 +125,47 @@ class Evidence:
 
     def read(self, trace: Trace) -> None:
         """Keep the answers of one trace's witnesses; an invalid answer is an absent witness."""
-        node = trace.node
-        self._read_node(node, trace.witnesses)
+        for name, kind, kept in (
+            ("gpus", WitnessedGpus, self.gpus), ("network", Network, self.networks),
+            ("kernel", KernelLog, self.kernels), ("nccl_ras", Ras, self.ras),
+            ("environment", EnvironmentFacts, self.environment_facts),
+        ):  # fmt: skip
+            if name in trace.witnesses:
+                value = trace.witnesses[name]
+                kept[trace.node] = _or_absent(kind, partial(wire.decode, kind), value)
         for process in trace.processes:
             observed = process.witnesses
-            key = (node, process.pid)
+            key = (trace.node, process.pid)
             if "logs" in observed:
                 self._keep_calls(key, observed["logs"])
                 self.logs[key] = self._log(observed["logs"])
             if "flight_recorder" in observed:
                 self.recordings[key] = self._recording(observed["flight_recorder"])
             if "variables" in observed:
-                variables = _number_or_absent(self.rank_variables, observed["variables"])
-                self.environments[key] = variables
+                variables = observed["variables"]
+                self.environments[key] = _or_absent(
+                    RankVariables, self._variables.value, variables
+                )
 
     def keep_log(
-        self, key: tuple[str, int], path: str, reports: Iterable[WatchdogReport],
+        self, key: tuple[str, int], path: str, reports: tuple[WatchdogReport, ...],
         recording: Recording | None,
     ) -> None:  # fmt: skip
         """Keep what a rank of a dead job has left: the watchdog's lines, and its recorder's dump.
         key: node and pid, as of `logs`
         """
         if reports:
-            rows = tuple((row.rank, self.reports.keep(replace(row, rank=None))) for row in reports)
-            number = self.report_lists.setdefault(rows, len(self.report_lists))
-            self.logs[key] = KeptLog(self.log_heads.keep(RankLog()), number, path, 0, "", "")
+            self.logs[key] = KeptLog(RankLog(), reports, path)
         if recording is not None:
             groups = tuple(map(self.groups.keep, recording.groups))
-            calls = groups, tuple(map(self.entries.keep, recording.entries))
-            head = replace(recording, path="", age_s=0, groups=(), entries=())
-            number = self.calls.setdefault(calls, len(self.calls))
-            number_of_head = self.recording_heads.keep(head)
-            self.recordings[key] = KeptRecording(number_of_head, recording.age_s, number)
+            entries = tuple(map(self.entries.keep, recording.entries))
+            self.recordings[key] = self._kept(recording, recording.age_s, groups, entries)
+
+    def _kept(
+        self, head: Recording, age_s: int, groups: tuple[int, ...], entries: tuple[int, ...]
+    ) -> KeptRecording:
+        calls = self.calls.setdefault((groups, entries), len(self.calls))
+        return KeptRecording(head, age_s, calls)
 
     def _keep_calls(self, key: tuple[str, int], value: Any) -> None:
         """Keep the collectives that a rank has called by NCCL's lines."""
@@ -217,115 +184,42 @@ class Evidence:
             last = lines[-1] if lines else ""
             if type(path) is not str or type(age) is not int or type(last) is not str:
                 raise wire.DecodeError("no Log")
-            reports = self._reports(value["reports"])
             # Traces of earlier versions have no such keys.
-            nccl, is_own = value.setdefault("nccl", None), value.setdefault("is_own", False)
-            head = self.log_heads.number(value)
+            nccl, _ = value.setdefault("nccl", None), value.setdefault("is_own", False)
+            # Ranks that write into one file share its reports. A single one is mostly one rank's.
+            values = value["reports"]
+            key = _bytes(values, 2) if len(values) > 1 else b""
+            if (reports := self._reports.get(key)) is None:
+                reports = tuple(wire.decode(WatchdogReport, report) for report in values)
+                self._reports |= {key: reports} if key else {}
             return KeptLog(
-                head, reports, path[:MAX_LINE], age, last[:MAX_LINE], _error(lines)[:MAX_LINE],
-                -1 if nccl is None else self.nccl.number(nccl), is_own is True,
+                self._logs.value(value), reports, path[:MAX_LINE], age, last[:MAX_LINE],
+                _error(lines)[:MAX_LINE], None if nccl is None else self._nccl.value(nccl),
             )  # fmt: skip
         except _UNREADABLE as problem:
-            head = self.log_heads.keep(RankLog(_absence(value, problem)))
-            return KeptLog(head, self.report_lists.setdefault((), 0), "", 0, "", "")
-
-    def _reports(self, values: list[Any]) -> int:
-        """The number of the reports. Ranks that write into one file share them."""
-        if not values:
-            return 0
-        # A single report mostly belongs to one rank.
-        key = _bytes(values, 2) if len(values) > 1 else b""
-        number = self._report_keys.get(key)
-        if number is None:
-            numbers = []
-            for value in values:
-                rank = value["rank"]
-                if rank is not None and type(rank) is not int:
-                    raise wire.DecodeError("no Report")
-                numbers.append((rank, self.reports.number(value)))
-            number = self.report_lists.setdefault(tuple(numbers), len(self.report_lists))
-            if key:
-                self._report_keys[key] = number
-        return number
+            return KeptLog(RankLog(_absence(value, problem)))
 
     def _recording(self, value: Any) -> KeptRecording:
         try:
             age = value["age_s"]
             if type(age) is not int:
                 raise wire.DecodeError("no Recording")
-            head = self.recording_heads.number(value)
             groups = tuple(map(self.groups.number, value["groups"]))
             entries = tuple(map(self.entries.number, value["entries"]))
-            calls = self.calls.setdefault((groups, entries), len(self.calls))
-            return KeptRecording(head, age, calls)
+            return self._kept(self._recordings.value(value), age, groups, entries)
         except _UNREADABLE as problem:
-            head = self.recording_heads.keep(Recording(_absence(value, problem)))
-            return KeptRecording(head, 0, self.calls.setdefault(((), ()), len(self.calls)))
-
-    def _read_node(self, node: str, witnesses: Mapping[str, Any]) -> None:
-        if "gpus" in witnesses:
-            self.gpus[node] = self._gpus(witnesses["gpus"])
-        if "network" in witnesses:
-            self.networks[node] = self._network(witnesses["network"])
-        if "kernel" in witnesses:
-            self.kernels[node] = _number_or_absent(self.kernel_logs, witnesses["kernel"])
-        if "nccl_ras" in witnesses:
-            self.ras[node] = _decode_or_absent(Ras, witnesses["nccl_ras"])
-        if "environment" in witnesses:
-            facts = _decode_or_absent(EnvironmentFacts, witnesses["environment"])
-            self.environment_facts[node] = facts
-
-    def _gpus(self, value: Any) -> tuple[str, tuple[KeptGpu, ...]]:
-        try:
-            head = self.gpus_heads.all[self.gpus_heads.number(value)]
-            return head.absent, tuple(map(self._gpu, value["devices"]))
-        except _UNREADABLE as problem:
-            return _absence(value, problem), ()
-
-    def _gpu(self, value: Mapping[str, Any]) -> KeptGpu:
-        sm, memory, power = value["sm_percent"], value["memory_percent"], value["power_w"]
-        pids = tuple(value["pids"])
-        # Sets of their types take three times as long.
-        for number in (sm, memory, power, *pids):
-            if type(number) is not int and number is not None:
-                raise wire.DecodeError("no Gpu")
-        if None in pids:
-            raise wire.DecodeError("no Gpu")
-        return KeptGpu(self.gpu_heads.number(value), sm, memory, power, pids)
-
-    def _network(self, value: Any) -> KeptNetwork:
-        try:
-            head = self.network_heads.all[self.network_heads.number(value)]
-            seconds, ports = value["seconds"], []
-            if type(seconds) not in (int, float) or not 0 <= seconds < 1e6:
-                raise wire.DecodeError("no Network")
-            for port in value["ports"]:
-                received, sent = port["received"], port["sent"]
-                if type(received) is not int or type(sent) is not int:
-                    raise wire.DecodeError("no WitnessedPort")
-                number = self.ports.number(port)
-                ports.append((number, max(0, received) + max(0, sent)))
-            return KeptNetwork(head.absent, seconds, tuple(ports))
-        except _UNREADABLE as problem:
-            return KeptNetwork(_absence(value, problem), 0.0, ())
+            return self._kept(Recording(_absence(value, problem)), 0, (), ())
 
 
 #: Exceptions of reading an answer of another form.
 _UNREADABLE = (wire.DecodeError, TypeError, KeyError, AttributeError, ValueError)
 
 
-def _decode_or_absent(kind: type[Any], value: Any) -> Any:
+def _or_absent(kind: type[Any], decode: Callable[[Any], Any], value: Any) -> Any:
     try:
-        return wire.decode(kind, value)
-    except wire.DecodeError as problem:
-        return kind(_absence(value, problem))
-
-
-def _number_or_absent(table: ValueTable, value: Any) -> int:
-    try:
-        return table.number(value)
+        return decode(value)
     except _UNREADABLE as problem:
-        return table.keep(table.kind(_absence(value, problem)))
+        return kind(_absence(value, problem))
 
 
 #: Every error contains one of these words; the patterns of errors.

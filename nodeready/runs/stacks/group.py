@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodeready.agent.stacks.links import STORE
 from nodeready.agent.stacks.ranks import CLAIMS, ELSEWHERE, NO_RAY_JOB, RAY_WORKER, claimed_job
 from nodeready.agent.stacks.system_calls import MAX_CALLS
 from nodeready.core.outcome import INCOMPLETE, Gap, node_gaps
@@ -555,7 +556,9 @@ def _hint(
         if mark in frames:
             # The kernel's facts are those of the main thread, which only waits for this one.
             at, is_lock = frames.index(mark), mark == links.HOLDER
-            return hints.of_thread(frames[:at], frames[at + 1 :], native, lock=is_lock)
+            hint = hints.of_thread(frames[:at], frames[at + 1 :], native, lock=is_lock)
+            is_store = bucket.ends and all(e.direct == (STORE,) for e in bucket.ends.values())
+            return hints.STORE if hint is None and is_store else hint
     channels = {channel for _, channel in bucket.states}
     waits = {text.partition(" ")[0]: text for text in bucket.waits_on}
     channel = channels.pop() if len(channels) == 1 else ""
@@ -805,7 +808,7 @@ def group(
     """All traces as one document, the most suspicious group first. No trace is kept.
     traces: checked by `trace.read`; of several jobs the first of `TraceCollector.each_job` is
             grouped, and the advice names the rest
-    gaps:   node -> why it gave no answer; read after all traces (see `trace.load`)
+    gaps:   node -> why it gave no answer; read after all traces (`trace.read_directory`)
     all_threads: group ranks only if their further threads stand at the same places too
     complete: False: no rank counts as missing, because not all nodes were asked
     """

@@ -32,6 +32,7 @@ _CLIENT = _HINTS["idle client"]
 _AWAITED_BY = {_NETWORK: (_LOOP, _CHILD, _CLIENT), _LOCK: (_CHILD, _NETWORK)}
 #: A wait in C, which may be for other ranks.
 NATIVE = _HINTS["native"]
+STORE = _HINTS["store"]
 #: Activities of ranks that wait for other ranks.
 FOR_RANKS = frozenset({"collective", "peer", "start", "store", "end", "backward", "gpu", "rank"})
 #: Vague hints, which any more exact source overrides.
@@ -296,7 +297,7 @@ def _sleeping_hint(channel: str, waits_on: str, master: str) -> Hint | None:
     """The kernel's hint on a thread that waits below the user's code; see `find`."""
     port = master.rpartition(":")[2]
     if port.isdigit() and re.match(rf"(recv|poll|read|connect|send)\b.*:{port}\b", waits_on):
-        return _HINTS["store"]
+        return STORE
     # The name of a file may look like that of a pipe.
     piped = next((hint for pattern, hint in _SLEEPING_HINTS[:3] if pattern.match(channel)), None)
     if piped:

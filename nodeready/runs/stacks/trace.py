@@ -207,33 +207,6 @@ def _json_problem(text: str | bytes, problem: wire.DecodeError) -> str:
     return "it is no JSON"
 
 
-def load(directory: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
-    """The traces of ``trace-NODE.json`` in natural order of nodes, and the gaps by node, which are
-    complete when all traces have been read, one at a time: a large fleet fits in memory. Raises
-    TraceError when the directory cannot be read or holds no trace.
-    """
-    paths = [path for path in _listed(directory) if path.match("trace-*.json")]
-    if not paths:
-        raise TraceError(f"{directory}: there is no trace-NODE.json: was it written by -o?")
-    gaps: dict[str, Gap] = {}
-    return _load_each(sorted(paths, key=lambda path: natural(path.name)), gaps), gaps
-
-
-def _load_each(paths: list[Path], gaps: dict[str, Gap]) -> Iterator[Trace]:
-    names: dict[str, str] = {}
-    for path in paths:
-        try:
-            trace = parse(content(path, path.name), path.name)
-            first = names.setdefault(trace.node, path.name)
-            if first != path.name:
-                raise TraceError(f"{path.name}: it is of {wire.short(trace.node)}, as {first} is")
-        except TraceError as problem:
-            node = path.name[len("trace-") : -len(".json")]
-            gaps[node] = Gap(INVALID, str(problem))
-        else:
-            yield trace
-
-
 def content(path: Path, name: str) -> bytes:
     """The bytes of a file. Raises TraceError. name: of the file, for the error"""
     try:
@@ -485,53 +458,51 @@ def empty_trace(node: str, error: str, started: str) -> Trace:
 
 
 def read_directory(path: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
-    """The traces of a directory, or of texts of ``py-spy dump``, and the gaps by node.
-    path: a directory, or one file
-    As in `trace.load`, the gaps are complete when the traces have been iterated over.
-    Raises TraceError, also while iterating, when nothing can be read.
+    """The traces of ``trace-NODE.json`` in natural order of nodes, or of texts of ``py-spy dump``,
+    and the gaps by node, which are complete when all traces have been read, one at a time: a large
+    fleet fits in memory. path: a directory, or one file. Raises TraceError, also while iterating,
+    when nothing can be read.
     """
+    gaps: dict[str, Gap] = {}
     if not path.is_dir():
-        gaps: dict[str, Gap] = {}
-        return _from_texts([path], gaps, is_single=True), gaps
-    entries = _listed(path)
-    if any(_OWN_FILES.fullmatch(entry.name) for entry in entries):
-        traces, gaps = load(path)
-        return _without_gaps(traces, gaps), gaps
-    texts = sorted(entry for entry in entries if entry.suffix in _TEXTS and entry.is_file())
-    if not texts:
-        missing = "no trace-NODE.json of -o and no text of py-spy dump (*.txt, *.out)"
-        raise TraceError(f"{path}: there is {missing}")
-    gaps = {}
-    return _from_texts(texts, gaps, is_single=False), gaps
-
-
-def _without_gaps(traces: Iterable[Trace], gaps: dict[str, Gap]) -> Iterator[Trace]:
-    for trace in traces:
-        if trace.error and not trace.processes:
-            gaps[trace.node] = Gap(INVALID, trace.error)
-        else:
-            yield trace
-
-
-def _listed(path: Path) -> list[Path]:
+        return _read_each([path], gaps, is_single=True), gaps
     try:
-        return list(path.iterdir())
+        entries = sorted(path.iterdir(), key=lambda entry: natural(entry.name))
     except OSError as problem:
         raise TraceError(f"{path}: {problem.strerror}") from None
+    files = [entry for entry in entries if entry.match("trace-*.json")]
+    if not files and any(_OWN_FILES.fullmatch(entry.name) for entry in entries):
+        raise TraceError(f"{path}: there is no trace-NODE.json: was it written by -o?")
+    files = files or [entry for entry in entries if entry.suffix in _TEXTS and entry.is_file()]
+    if not files:
+        missing = "no trace-NODE.json of -o and no text of py-spy dump (*.txt, *.out)"
+        raise TraceError(f"{path}: there is {missing}")
+    return _read_each(files, gaps), gaps
 
 
-def _from_texts(texts: Iterable[Path], gaps: dict[str, Gap], is_single: bool) -> Iterator[Trace]:
-    """The traces in texts of py-spy. is_single: raise the error of the only file"""
-    for path in texts:
+def _read_each(
+    paths: Iterable[Path], gaps: dict[str, Gap], *, is_single: bool = False
+) -> Iterator[Trace]:
+    """The traces in these files. is_single: raise the error of the only file"""
+    names: dict[str, str] = {}
+    for path in paths:
         # As `srun --output=trace-%N.out` names it, or like a trace of nodeready.
-        node = path.stem.removeprefix("trace-") or path.name
+        node, is_json = path.stem.removeprefix("trace-") or path.name, path.suffix == ".json"
         try:
-            data = content(path, str(path))
-            if path.suffix == ".json":
-                yield parse(data, path.name)
-            else:
+            data = content(path, path.name if is_json and not is_single else str(path))
+            if not is_json:
                 yield from parse_dump(data.decode("utf-8", "replace"), node)
+                continue
+            trace = parse(data, path.name)
+            first = names.setdefault(trace.node, path.name)
+            if first != path.name:
+                raise TraceError(f"{path.name}: it is of {wire.short(trace.node)}, as {first} is")
         except TraceError as problem:
             if is_single:
                 raise
             gaps[node] = Gap(INVALID, str(problem))
+            continue
+        if trace.error and not (trace.processes or is_single):
+            gaps[trace.node] = Gap(INVALID, trace.error)
+        else:
+            yield trace

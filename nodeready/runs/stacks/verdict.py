@@ -270,11 +270,10 @@ def stands(job: HungJob) -> HangFinding | None:
     words = {"who": job.name(job.suspects), "action": cause.action, "advice": cause.advice}
     words["waits"] = f"{job.waits}{job.slow(job.suspects[0])}"
     first, suspects = job.groups[job.suspects[0]], job.suspects_of(job.suspects)
-    is_in_library = first.verdict == "spinning" and first.frames[-1:] != (first.user_frame,)
-    if first.verdict == "progressing" or first.work or is_in_library:
-        # An endless loop is mostly the user's own code; a library's call may be long.
-        at = f"{causes.called(first)} ({first.work})" if first.work else causes.called(first)
-        words |= {"at": at, "waits": job.waits}
+    child = causes.running_child(first)
+    if first.verdict in ("progressing", "spinning") or first.work or child:
+        at = f"its child process in {child}" if child else causes.called(first)
+        words |= {"at": f"{at} ({first.work})" if first.work else at, "waits": job.waits}
         return HangFinding(words, suspects, sentence=_MOVES)
     if suspects[1:] and all(causes.opens_pipe(job.groups[at]) for at in job.suspects):
         # The kernel does not tell which process should open these pipes.

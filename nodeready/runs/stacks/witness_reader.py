@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.agent.witnesses import nccl_errors
+from nodeready.agent.witnesses.gpus import WitnessedGpus
 from nodeready.agent.witnesses.kernel_log import KernelMessage
 from nodeready.agent.witnesses.nccl_errors import CAUSE, FOLLOWS, LOST_PEER, NOTE, VICTIM
 from nodeready.agent.witnesses.nccl_log import NcclRank
@@ -205,13 +206,12 @@ class WitnessReader(CollectiveReader):
 
     def nccl(self) -> None:
         """Read what NCCL says in the logs: the ranks that differ from their peers, and errors."""
-        values = self.evidence.nccl.all
         placed = [
-            PlacedRank(place.node, place.rank, values[log.nccl])
+            PlacedRank(place.node, place.rank, log.nccl)
             for place in self.places
             if place.rank in self.all_ranks
             and (log := self.evidence.logs.get(place[:2]))
-            and log.nccl >= 0
+            and log.nccl
         ]
         for difference in differences(placed):
             weight = 1 if difference.fact in _NCCL_SIGNS and not self.moving else 0
@@ -246,33 +246,32 @@ class WitnessReader(CollectiveReader):
     # --- GPUs, ports, the kernel.
 
     def gpus(self) -> None:
-        heads = self.evidence.gpu_heads.all
         spins: list[int] = []
         works: set[int] = set()
         idle: list[int] = []
         for node in self.nodes:
-            absent, devices = self.evidence.gpus.get(node, ("", ()))
-            if absent:
-                self.absent["gpu"][absent].append(node)
-            for device in devices:
-                head = heads[device.head]
+            gpus = self.evidence.gpus.get(node, WitnessedGpus())
+            if gpus.absent:
+                self.absent["gpu"][gpus.absent].append(node)
+            for device in gpus.devices:
+                sm, power, limit_w = device.sm_percent, device.power_w, device.limit_w
                 owners = (self.rank_of.get((node, pid)) for pid in device.pids)
                 ranks = [rank for rank in owners if rank is not None]
-                for xid in head.xids:
+                for xid in device.xids:
                     self._xid("gpu", xid, node, ranks)
                 # A GPU on which only other processes compute belongs to another job.
-                if head.throttle and (ranks or not device.pids):
-                    reason = ", ".join(head.throttle)[:MAX_LINE]
+                if device.throttle and (ranks or not device.pids):
+                    reason = ", ".join(device.throttle)[:MAX_LINE]
                     text = f"the hardware slows a GPU down: {reason}"
                     self.add_statement("gpu", text, ranks, [node], weight=1)
-                if device.sm is None or not ranks:
+                if sm is None or not ranks:
                     continue
-                low = not device.power or not head.limit_w or device.power <= 0.6 * head.limit_w
-                if device.sm >= 90 and (device.memory or 0) <= 5 and low:
+                low = not power or not limit_w or power <= 0.6 * limit_w
+                if sm >= 90 and (device.memory_percent or 0) <= 5 and low:
                     spins += ranks
-                elif device.sm <= 5:
+                elif sm <= 5:
                     idle += ranks
-                elif device.sm >= 50:
+                elif sm >= 50:
                     works.update(ranks)
         if spins:
             text = "SM busy, memory idle, low power: a kernel that spins in a collective"
@@ -299,7 +298,6 @@ class WitnessReader(CollectiveReader):
         self.add_statement(name, text, ranks, [node], weight=weight)
 
     def network(self) -> None:
-        ports = self.evidence.ports.all
         total, is_measured = 0.0, False
         quiet: dict[str, list[str]] = defaultdict(list)
         states: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -311,10 +309,10 @@ class WitnessReader(CollectiveReader):
             if network.absent:
                 self.absent["network"][network.absent].append(node)
                 continue
-            rdma = any(ports[at].kind in _RDMA for at, _ in network.ports)
+            rdma = any(port.kind in _RDMA for port in network.ports)
             carry, silent = 0, []
-            for at, moved in network.ports:
-                port = ports[at]
+            for port in network.ports:
+                moved = max(0, port.received) + max(0, port.sent)
                 states[port.name[:MAX_NAME]][port.state[:MAX_NAME]].append(node)
                 if port.gbps and port.state == "up":
                     rates[port.name[:MAX_NAME]][port.gbps].append(node)
@@ -327,7 +325,7 @@ class WitnessReader(CollectiveReader):
                     continue
                 carry += moved
                 silent += [port.name[:MAX_NAME]] if not moved else []
-            if network.seconds > 0 and network.ports:
+            if 0 < network.seconds < _MAX_SAMPLE_S and network.ports:
                 is_measured = True
                 total += carry / network.seconds
                 if silent:
@@ -364,9 +362,7 @@ class WitnessReader(CollectiveReader):
                     self.add_statement("network", text, nodes=nodes, weight=1)
 
     def kernel(self) -> None:
-        logs = self.evidence.kernel_logs.all
-        for node, number in self.evidence.kernels.items():
-            log = logs[number]
+        for node, log in self.evidence.kernels.items():
             if log.absent and node in self.ranks_of_node:
                 self.absent["kernel"][log.absent].append(node)
             for message in log.messages:
@@ -392,10 +388,9 @@ class WitnessReader(CollectiveReader):
 
     def environment(self) -> None:
         for place in self.places:
-            number = self.evidence.environments.get((place.node, place.pid))
-            absent = self.evidence.rank_variables.all[number].absent if number is not None else ""
-            if absent:
-                self.absent["environment"][absent].append(place)
+            read = self.evidence.environments.get((place.node, place.pid))
+            if read and read.absent:
+                self.absent["environment"][read.absent].append(place)
         findings = judge_environments(self.evidence, self.places)
         for finding in findings:
             text, subjects = f"{finding.text}; {finding.advice}", (finding.ranks, finding.nodes)
@@ -407,6 +402,8 @@ class WitnessReader(CollectiveReader):
 _SILENT_S = 60
 #: Bytes per second of all ports above which the job moves data: heartbeats and ssh are below.
 MOVING_BYTES_PER_S = 1e6
+#: Seconds between two samples of the ports from which on the time is nonsense.
+_MAX_SAMPLE_S = 1e6
 _RDMA = ("infiniband", "roce")
 #: Statement about a working GPU.
 GPU_COMPUTES = "its GPU computes"
@@ -438,14 +435,14 @@ def judge_environments(
     evidence: Evidence, places: Iterable[RankPlace]
 ) -> tuple[EnvironmentFinding, ...]:
     """What is wrong with the environment of these ranks."""
-    variables = [dict(read.variables) for read in evidence.rank_variables.all]
+    # Ranks with equal variables share them.
+    variables = {id(read): dict(read.variables) for read in evidence.environments.values()}
     ranks = []
     for place in places:
-        number = evidence.environments.get((place.node, place.pid))
-        read = evidence.rank_variables.all[number] if number is not None else None
-        if number is not None and read is not None and not read.absent:
+        read = evidence.environments.get((place.node, place.pid))
+        if read and not read.absent:
             identity = (place.rank, place.local_rank, read.cpus, read.contained)
-            ranks.append(RankEnvironment(place.node, variables[number], *identity))
+            ranks.append(RankEnvironment(place.node, variables[id(read)], *identity))
     nodes = dict.fromkeys(rank.node for rank in ranks)
     facts = {node: evidence.environment_facts[node] for node in nodes
              if node in evidence.environment_facts}  # fmt: skip

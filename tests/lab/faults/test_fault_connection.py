@@ -126,8 +126,7 @@ def test_refused(fresh_nodes, fleet, tool, tmp_path):
         case: {**login, **{key: value.format(**words) for key, value in data.items()}}
         for case, (data, _) in REFUSALS.items()
     }
-    done = tool("audit", fleet([good], hosts), "--only", "ptrace", "-v")
-    assert done.status == 4, done
+    done = tool("audit", fleet([good], hosts), "--only", "ptrace", "-v", status=4)
     quoted = {name: re.escape(str(value)) for name, value in words.items()}
     for case, (_, pattern) in REFUSALS.items():
         lines = re.findall(rf"^unreachable +{case}\n +(.*)$", done.out, re.M)

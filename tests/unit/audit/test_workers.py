@@ -118,7 +118,7 @@ def test_the_control_process_does_orders_while_the_worker_is_busy(audited, monke
     nodes = healthy(12)
     alone = audited(nodes, 0, "json")
     monkeypatch.setattr(workers.AuditWorkers, "_do_locally", do_locally)
-    monkeypatch.setattr(workers, "_MAX_WAITING", 1)
+    monkeypatch.setattr(workers, "_MAX_ORDERS", 1)
     assert audited(nodes, 1, "json").out == alone.out
     assert {*kinds} == {"read", "judge"}
     kinds.clear()

@@ -111,6 +111,7 @@ PHRASES = {
     "import subprocess; subprocess.run(['cat'])": r"wait for child .*\d+ \(cat\)",
     "import _thread; n = _thread.allocate_lock(); n.acquire(); n.acquire()": PYTHON_LOCK,
     f"{MUTEX}; c.pthread_mutex_lock(m)": OWN_LOCK,
+    "import multiprocessing; multiprocessing.Semaphore(0).acquire()": "futex of shared memory",
     SHARED_MUTEX: r"mutex of shared memory, held by pid \d+ \(python.*\)",
     f"{MUTEX}; c.pthread_cond_wait(ctypes.create_string_buffer(64), m)": "futex",
     # select(2) before Python 3.11, which then names nothing

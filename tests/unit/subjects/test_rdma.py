@@ -19,8 +19,7 @@ import pytest
 from nodeready.core.base import Output, ProbeError
 from nodeready.core.policy import Policy, make_policy
 from nodeready.core.result import Counters, FleetFacts
-from nodeready.lab import hardware
-from nodeready.lab.hardware import IB_CLASS, Device, a100, h100, ib_tree, mi300x
+from nodeready.lab.hardware import IB_CLASS, Device, ib_tree, ports_of
 from nodeready.runs.ready.job_env import hca_value, ib_hca
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.nics.nic import Nic, Route
@@ -74,7 +73,7 @@ def test_ports(case):
     changes = {name: fields(row) for name, row in case.get("set", {}).items()}
     changes |= {f"mlx5_{n}": fields(case["every"]) for n in range(8) if "every" in case}
     rows = {name: fields(row) for name, row in case.get("policy", {}).items()}
-    devices = getattr(hardware, case.get("node", "h100"))()
+    devices = ports_of(case.get("node", "h100"))
     observed = node(devices, case.get("more", ""), **changes)
     assert_wrong(checks, observed, case["wrong"], make_policy({"rdma_ports": rows}))
 
@@ -106,9 +105,9 @@ def test_drivers(case):
 
 @pytest.mark.parametrize("case", cases(__file__, "data/rdma/counters.json"))
 def test_counters_since_the_last_look(case):
-    before = rdma.counters(node(h100()))
+    before = rdma.counters(node(ports_of("h100")))
     before |= {f"mlx5_3/1.{name}": value for name, value in case["before"].items()}
-    observed = node(h100(), mlx5_3={"counters": case["now"]})
+    observed = node(ports_of("h100"), mlx5_3={"counters": case["now"]})
     assert judged(observed)["errors"].status == "na"
     seconds = case.get("seconds", 600)
     fleet = FleetFacts(counters={"rdma": Counters(seconds, before)})
@@ -116,7 +115,7 @@ def test_counters_since_the_last_look(case):
 
 
 def test_a_quiet_time_is_said_in_seconds_minutes_or_hours():
-    observed = node(h100())
+    observed = node(ports_of("h100"))
     times = {119: "119 s", 120: "2 min", 3600: "60 min", 7199: "120 min", 7200: "2.0 h"}
     for seconds, words in times.items():
         fleet = FleetFacts(counters={"rdma": Counters(seconds, rdma.counters(observed))})
@@ -139,7 +138,7 @@ def test_a_pcie_link(case):
     """The links of all adapters but the management's, or of one. A slot that has less than the
     card is meant so, unless the port needs more; virtual functions have no link to tell of.
     """
-    tree = ib_tree(getattr(hardware, case.get("node", "h100"))())
+    tree = ib_tree(ports_of(case.get("node", "h100")))
     devices = {path.partition("/")[0] for path in tree} - {"mlx5_bond_0"}
     for value in case.get("values", [""]):
         files = dict(tree)
@@ -165,7 +164,7 @@ def test_a_pcie_link_that_is_not_that_of_a_slot_is_not_judged():
     assert pcie_of(files) == ""
     lone = {"rate": "800 Gb/sec (4X XDR)", "speed": "32.0 GT/s PCIe"}
     for model, status in (("MT4129", "warn"), ("MT4131", "")):
-        tree = ib_tree(h100()[:1], mlx5_0={**lone, "hca_type": model})
+        tree = ib_tree(ports_of("h100")[:1], mlx5_0={**lone, "hca_type": model})
         tree["mlx5_0/device/max_link_speed"] = "64.0 GT/s PCIe\n"
         assert pcie_of(tree) == status
 
@@ -173,7 +172,7 @@ def test_a_pcie_link_that_is_not_that_of_a_slot_is_not_judged():
 def test_an_adapter_in_two_slots_has_the_bandwidth_of_both():
     """Socket Direct: each half has 16 lanes of Gen3, for one port of 200 Gb/s."""
     half = {"speed": "8.0 GT/s PCIe", "rate": "200 Gb/sec (4X HDR)"}
-    files = ib_tree(a100()[:2], mlx5_0=half, mlx5_1=half)
+    files = ib_tree(ports_of("a100")[:2], mlx5_0=half, mlx5_1=half)
     assert pcie_of(files) == "warn"
     for other, status in (("1", ""), ("2", "warn")):
         guids = {f"mlx5_{at}/sys_image_guid": guid for at, guid in enumerate(("1", other))}
@@ -181,7 +180,7 @@ def test_an_adapter_in_two_slots_has_the_bandwidth_of_both():
 
 
 def test_what_a_pcie_finding_says():
-    observed = node(h100(), mlx5_3={"lanes": 8})
+    observed = node(ports_of("h100"), mlx5_3={"lanes": 8})
     result = judged(observed)["pcie"]
     assert result.actual == "mlx5_3: 8 lanes at 32 GT/s, able to do 16 lanes"
     assert result.source == "/sys/class/infiniband/mlx5_3/device/current_link_width"
@@ -190,21 +189,21 @@ def test_what_a_pcie_finding_says():
 
 
 def test_a_good_node_has_nothing_to_say():
-    for devices in (h100(), a100(), mi300x()):
+    for devices in (ports_of("h100"), ports_of("a100"), ports_of("mi300x")):
         observed = node(devices)
         learnt = make_policy(rdma.learned(observed))
         assert wrong(checks, observed) == wrong(checks, observed, learnt) == {}
         assert judged(observed)["state"].status == judged(observed)["devices"].status == "ok"
-        assert judged(observed)["gids"].status == ("na" if devices == a100() else "ok")
+        assert judged(observed)["gids"].status == ("na" if devices == ports_of("a100") else "ok")
     named = make_policy({"rdma_ports": {"mlx5_0/1": BASES["ROW"]}})
-    results = judged(node(h100()), named)
+    results = judged(node(ports_of("h100")), named)
     assert {results[name].status for name in ("rate", "link_layer", "firmware")} == {"ok"}
     assert judged(node(()), named)["expected"].status == "fail"
 
 
 def test_what_is_observed():
     observed = node(
-        h100(), mlx5_0={"counters": {"symbol_error": "3", "link_downed": "N/A (no PMA)"}}
+        ports_of("h100"), mlx5_0={"counters": {"symbol_error": "3", "link_downed": "N/A (no PMA)"}}
     )
     device = observed.devices["mlx5_0"]
     assert (device.kind, device.driver, device.hca_type) == ("mlx5", "mlx5_core", "MT4129")
@@ -225,14 +224,16 @@ def test_what_is_observed():
 def test_rates():
     rates = {"2.5 Gb/sec (1X SDR)": 2.5, "800 Gb/sec (4X XDR)": 800.0, "BS_200G": 200.0}
     rates |= {"": None, "99999999999999999999 Gb/sec": None}
-    ports = {rate: node(h100(), mlx5_0={"rate": rate}).ports["mlx5_0/1"] for rate in rates}
+    ports = {
+        rate: node(ports_of("h100"), mlx5_0={"rate": rate}).ports["mlx5_0/1"] for rate in rates
+    }
     assert {rate: port.rate_gbps for rate, port in ports.items()} == rates
 
 
 def test_one_cable_in_a_card_of_two_ports():
     armed, broken = {"state": "3: ARMED"}, {**POLLING, "phys_state": "6: LinkErrorRecovery"}
     named = make_policy({"rdma_ports": {"mlx5_0/1": {}, "mlx5_1/1": {}}})
-    one, two = h100()[:2]
+    one, two = ports_of("h100")[:2]
     for first, second, status in (
         ({}, {}, "ok"), ({}, POLLING, "ok"), ({}, DISABLED, "ok"), ({}, armed, "fail"),
         ({}, broken, "fail"), (POLLING, POLLING, "fail"), (POLLING, DISABLED, "fail"),
@@ -246,7 +247,7 @@ def test_one_cable_in_a_card_of_two_ports():
 
 
 def test_an_interface_with_a_carrier_and_a_port_that_is_down_contradict():
-    files = ib_tree(mi300x(), mlx5_3=BASES["DOWN"])
+    files = ib_tree(ports_of("mi300x"), mlx5_3=BASES["DOWN"])
     (carrier,) = (path for path in files if path.startswith("mlx5_3/") and "/carrier" in path)
     for text, expected in (("1\n", {"state": "fail"}), ("0\n", {"state": "fail"}), ("", {})):
         assert wrong(checks, parsed({**files, carrier: text})) == expected, text
@@ -254,7 +255,7 @@ def test_an_interface_with_a_carrier_and_a_port_that_is_down_contradict():
 
 @pytest.mark.parametrize("state", ["4: ACTIVE", "1: DOWN"])
 def test_a_virtual_function_and_software_are_not_judged(state):
-    files = ib_tree(h100(), mlx5_7={"lid": "0x0", "state": state})
+    files = ib_tree(ports_of("h100"), mlx5_7={"lid": "0x0", "state": state})
     for name in ("rxe0", "siw0"):
         files |= {f"{name}/ports/1/state": "1: DOWN", f"{name}/ports/1/link_layer": "Ethernet"}
     observed = parsed(files, "virtual=mlx5_7\n")
@@ -295,12 +296,12 @@ def test_an_adapter_without_a_device():
     assert lost["devices"].status == "fail"
     assert "0000:40:00.0 has no driver" in lost["devices"].actual
     assert {result.status for name, result in lost.items() if name != "devices"} == {"na"}
-    assert judged(parsed(ib_tree(h100()), text))["devices"].status == "ok"
+    assert judged(parsed(ib_tree(ports_of("h100")), text))["devices"].status == "ok"
 
 
 def test_device_files_that_only_root_can_open():
     paths = "/dev/infiniband/uverbs0\n/dev/infiniband/uverbs3\n"
-    found = judged(parsed(ib_tree(h100()), paths))["devices"]
+    found = judged(parsed(ib_tree(ports_of("h100")), paths))["devices"]
     assert (found.status, found.source) == ("fail", "/dev/infiniband")
     assert found.actual == "uverbs0, uverbs3: for root alone"
 
@@ -312,7 +313,7 @@ def test_nothing_there():
 
 
 def test_what_nodes_share():
-    observed = node(h100(), mlx5_1=POLLING)
+    observed = node(ports_of("h100"), mlx5_1=POLLING)
     facts = rdma.compared(observed)
     assert facts["mlx5_0/1.rate_gbps"] == 400.0
     assert facts["mlx5_0.firmware"] == "28.41.1000"
@@ -333,17 +334,17 @@ FLEET = FleetFacts(addresses=("10.0.0.2", "10.0.0.3", "10.0.1.2"))
 
 
 @pytest.mark.parametrize(("devices", "nics", "chosen"), [
-    (h100(), None, range(8)),
-    (h100(), network("bond0"), range(8)),
-    (mi300x(), network("eth0"), range(8)),
-    (mi300x(), network("eth1"), range(1, 8)),
-    (mi300x(), network(None, peers=("eth2", "eth3")), (0, *range(2, 8))),
+    (ports_of("h100"), None, range(8)),
+    (ports_of("h100"), network("bond0"), range(8)),
+    (ports_of("mi300x"), network("eth0"), range(8)),
+    (ports_of("mi300x"), network("eth1"), range(1, 8)),
+    (ports_of("mi300x"), network(None, peers=("eth2", "eth3")), (0, *range(2, 8))),
     # The default route leads through a bond or a VLAN of the port.
-    (mi300x(), network("team0", Nic("eth1", "ethernet", master="team0")), range(1, 8)),
-    (mi300x(), network("vlan7", Nic("eth1", "ethernet", upper=("vlan7",))), range(1, 8)),
+    (ports_of("mi300x"), network("team0", Nic("eth1", "ethernet", master="team0")), range(1, 8)),
+    (ports_of("mi300x"), network("vlan7", Nic("eth1", "ethernet", upper=("vlan7",))), range(1, 8)),
     # InfiniBand is for jobs, also when host names lead there; one port is all there is.
-    (a100(), network("ib0", peers=("ib0",)), range(8)),
-    (mi300x()[:1], network("eth1"), (0,)),
+    (ports_of("a100"), network("ib0", peers=("ib0",)), range(8)),
+    (ports_of("mi300x")[:1], network("eth1"), (0,)),
     ((), network("eth0"), ()),
 ])  # fmt: skip
 def test_the_ports_that_nccl_uses(devices, nics, chosen):
@@ -364,22 +365,22 @@ def test_the_ports_for_nccl_share_their_pkeys(table, status):
         return parsed({**ib_tree(devices), **files})
 
     normal = ("0xffff", "0x0000", "0x0000")
-    one = look(h100(), mlx5_0=normal, mlx5_1=table)
+    one = look(ports_of("h100"), mlx5_0=normal, mlx5_1=table)
     assert one.ports["mlx5_0/1"].pkeys == ("0xffff",)
     assert judged(one)["pkeys"].status == status
     assert rdma.compared(one)["mlx5_0/1.pkeys"] == "0xffff"
     # An adapter that is not for NCCL, and RoCE, which has no subnet manager.
-    assert judged(look(h100(), mlx5_0=normal, mlx5_bond_0=table))["pkeys"].status == "na"
-    assert look(mi300x(), mlx5_0=normal).ports["mlx5_0/1"].pkeys == ()
+    assert judged(look(ports_of("h100"), mlx5_0=normal, mlx5_bond_0=table))["pkeys"].status == "na"
+    assert look(ports_of("mi300x"), mlx5_0=normal).ports["mlx5_0/1"].pkeys == ()
 
 
 def test_nccl_gets_no_slower_port_and_none_that_is_down():
-    half = node(h100(), mlx5_3={"rate": "200 Gb/sec (2X NDR)"}, mlx5_4=POLLING)
+    half = node(ports_of("h100"), mlx5_3={"rate": "200 Gb/sec (2X NDR)"}, mlx5_4=POLLING)
     assert half.nccl_ib_hca == ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_5", "mlx5_6", "mlx5_7")
-    assert node((h100()[8],)).nccl_ib_hca == ("mlx5_bond_0",)
+    assert node((ports_of("h100")[8],)).nccl_ib_hca == ("mlx5_bond_0",)
     for devices, reason in (
-        (h100(), "active InfiniBand ports at 400 Gb/s"),
-        (mi300x(), "active RoCE ports at 400 Gb/s"),
+        (ports_of("h100"), "active InfiniBand ports at 400 Gb/s"),
+        (ports_of("mi300x"), "active RoCE ports at 400 Gb/s"),
         ((), "no active InfiniBand or RoCE port"),
     ):
         assert ib_hca(node(devices), None)[1] == reason

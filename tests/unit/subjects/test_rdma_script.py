@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.core.base import Output
 from nodeready.core.policy import Policy
-from nodeready.lab.hardware import h100, ib_tree, mi300x
+from nodeready.lab.hardware import ib_tree, ports_of
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.rdma.facts import Rdma
 from tests.builders.sections import run_on
@@ -38,7 +38,7 @@ IB_CLASS = "sys/class/infiniband"
 
 @in_each_shell
 def test_it_reads_what_is_there(shell, tmp_path):
-    files = below(IB_CLASS, ib_tree(h100()))
+    files = below(IB_CLASS, ib_tree(ports_of("h100")))
     observed = parse(look(shell, tmp_path, files))
     lines = (f"/{path}:{line}\n" for path, text in files.items() for line in text.splitlines())
     expected = parse("".join(lines))
@@ -52,7 +52,9 @@ def test_it_reads_what_is_there(shell, tmp_path):
 @in_each_shell
 def test_gids_beyond_the_first_16_are_not_read(shell, tmp_path):
     gids = {f"mlx5_0/ports/1/gids/{at}": f"fe80::{at}\n" for at in range(16, 40)}
-    observed = parse(look(shell, tmp_path, below(IB_CLASS, {**ib_tree(mi300x()), **gids})))
+    observed = parse(
+        look(shell, tmp_path, below(IB_CLASS, {**ib_tree(ports_of("mi300x")), **gids}))
+    )
     assert [gid.index for gid in observed.ports["mlx5_0/1"].gids] == [0, 1, 2, 3]
 
 
@@ -63,7 +65,7 @@ def test_adapters_without_a_device_and_virtual_functions(shell, tmp_path):
         for address, values in PCI.items()
         for name, value in zip(("class", "vendor", "device"), values, strict=True)
     }
-    pair = ib_tree(h100()[:2], mlx5_1={"pci_address": "0000:18:00.2"})
+    pair = ib_tree(ports_of("h100")[:2], mlx5_1={"pci_address": "0000:18:00.2"})
     for path in (
         f"{IB_CLASS}/mlx5_1/device/physfn",
         "sys/bus/pci/devices/0000:18:00.2/physfn",

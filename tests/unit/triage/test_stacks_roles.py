@@ -159,6 +159,12 @@ def test_a_main_thread_that_waits_for_a_thread_of_its_own_is_shown_with_it(
     assert gil or group.reason.startswith("it stands in thread ")
 
 
+@pytest.mark.parametrize(("end", "activity"), [("store", "store"), ("10.0.0.9:1 10.0.0.1:2", "")])
+def test_a_thread_at_the_store_waits_for_the_ranks_that_shall_set_its_key(end, activity):
+    (row,) = ranks(JOIN, 0, threads_at={"worker": WORKS}, waits_for=[["worker", end]])
+    assert [group.activity for group in look(row).groups] == [activity]
+
+
 LOOP_RUNS = f"{OWN} > _run_once asyncio/base_events.py 1884 > select selectors.py 468"
 
 

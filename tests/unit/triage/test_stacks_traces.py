@@ -157,19 +157,20 @@ def test_a_directory_is_read_in_natural_order_and_a_broken_file_costs_itself(tmp
 
 
 def test_a_directory_without_traces_is_one_line(tmp_path):
-    (tmp_path / "file").touch()
-    words = {"": "there is no trace-NODE.json: was it written by -o?"}
-    words |= {"nowhere": "nowhere: No such file or directory", "file": "file: Not a directory"}
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours/stacks.json").touch()
+    words = {"": "no trace-NODE.json of -o", "nowhere": "nowhere: No such file or directory"}
+    words |= {"ours": "there is no trace-NODE.json: was it written by -o?"}
     for name, why in words.items():
         with pytest.raises(TraceError, match=re.escape(why)):
-            traces.load(tmp_path / name)
+            list(traces.read_directory(tmp_path / name)[0])
 
 
 def test_a_file_that_is_too_large_is_not_read_whole(tmp_path, monkeypatch):
     write(tmp_path, "n1", "n2")
     monkeypatch.setattr(traces, "MAX_BYTES", 1 << 20)
     os.truncate(tmp_path / "trace-n2.json", 1 << 40)
-    found, errors = traces.load(tmp_path)
+    found, errors = traces.read_directory(tmp_path)
     assert [trace.node for trace in found] == ["n1"]
     assert reasons_of(node_gaps(errors)) == {"n2": "trace-n2.json: it is larger than 1 MiB"}
 

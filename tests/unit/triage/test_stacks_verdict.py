@@ -228,7 +228,7 @@ LOADER_IDLE = (
 CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]] = [
     # --- The stacks alone.
     ("one in its own code", job({3: BLOCKED}), "late", (3,), ("rank 3 (gpu1)", "preprocess data.py:12", "7 ranks wait", "may be slow"), ()),
-    ("one in a loop", job({3: process(3, SLEEP, SLEEP, cpu=2.0)}), "late", (3,), ("computes or loops",), ()),
+    ("one in a loop", job({3: process(3, SLEEP, SLEEP, cpu=2.0)}), "unclear", (3,), ("slow, or in a loop",), ()),
     ("one that goes on", job({3: (SLEEP, ELSEWHERE)}), "unclear", (3,), ("rank 3", "works, in", "slow, or in a loop: look again"), ()),
     ("one in the data loader", job({3: (LOAD, LOAD)}), "loader", (3,), ("data loader", "may be slow"), ()),
     ("seven in the data loader", job(dict.fromkeys(range(7), (LOAD, LOAD))), "loader", tuple(range(7)), ("ranks 0-6", "1 rank waits"), ("rank 7",)),
@@ -255,7 +255,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("... one does", job({0: polls(0, BATON)}), "storage", (0,), (LOCK, "remove the file", "7 ranks wait"), ("slow",)),
     ("... or for one that is held", job({r: polls(r, BATON, ", held by pid 7 (python3)") for r in range(8)}), "unclear", (), (LOCK, "held by pid"), ("remove",)),
     ("... or in a loop of their own", job({r: polls(r, SLEEP) for r in range(8)}), "unclear", (), (LOCK,), ("remove",)),
-    ("one spins at one place", job({3: process(3, SLEEP, SLEEP, cpu_s=[1.0, 3.0])}), "late", (3,), ("computes or loops",), ()),
+    ("one spins at one place", job({3: process(3, SLEEP, SLEEP, cpu_s=[1.0, 3.0])}), "unclear", (3,), ("slow, or in a loop",), ()),
     ("... and its loop changes a variable", job({3: process(3, SLEEP, SLEEP, cpu_s=[1.0, 3.0], work="its loop changes f: i")}), "unclear", (3,), ("its loop changes f: i", "slow, or in a loop"), ()),
     ("... which is no work of a rank that stands", job({3: process(3, SLEEP, SLEEP, work="its loop changes f: i", **OWN_CODE)}), "late", (3,), (), ("changes",)),
     ("one waits for its compiler, which works", job({0: process(0, RUN, RUN, work=CC)}), "moving", (), ("rank 0", CC, "7 ranks wait for it"), ()),
