@@ -4,28 +4,35 @@ A command line that talks to nodes takes most of its time to import that. Anothe
 one with streams of the test's own (a terminal), is a process of its own as in tests/command.py.
 """
 
+import importlib
 import os
 import sys
 import traceback
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+import nodeready.cli
 from nodeready.cli import cli, main
 from tests.command import Done, Tool
 
 #: The first words of the command lines that fork: commands that talk to nodes, and others.
-TALKING = ("audit", "ready", "deploy", "tail", "stacks", "cores")
+TALKING = ("audit", "ready", "deploy", "tail", "stacks", "cores", "diff", "lemons")
 WARM = (*TALKING, "env", "learn", "explain", "--version", "--help")
 
 
 @pytest.fixture(scope="session")
 def warm() -> None:
+    """Import the commands, and what they import when they are at it."""
     for name in TALKING:
         cli.get_command(None, name)  # type: ignore[arg-type]
+    for name in (
+        "cli.screen", "fleet.inventory.load", "fleet.transport.ssh", "subjects.gate.files",
+        "runs.cores", "runs.tail", "reports.triage_tables",
+    ):  # fmt: skip
+        importlib.import_module(f"nodeready.{name}")
 
 
 class ForkedTool(Tool):
@@ -51,8 +58,8 @@ class ForkedTool(Tool):
             for number, name in enumerate(streams):
                 os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), number)
             sys.stdin, sys.stdout, sys.stderr = map(os.fdopen, range(3), "rww")
-            # gevent comes after what it patches.
-            warnings.simplefilter("ignore")
+            # Nobody waits here for many nodes: gevent would look at all that the tests have made.
+            nodeready.cli.patch = lambda: None
             environment = self.environment(**(how.get("env") or {}))
             os.environ.clear()
             os.environ.update(environment)
