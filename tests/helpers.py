@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Protocol
 
 from nodeready.core import probe_script, shell
@@ -62,6 +63,14 @@ def apply(run: Runner, changes: Iterable[StepChange]) -> None:
         payload = change.stdin() or None
         done = run(*shell.command(text, change.timeout_s, "nodeready:test", payload))
         assert done.returncode == 0, f"{change.step}: {done.stderr.strip()}"
+
+
+def executable(path: Path, text: str) -> str:
+    """A program at this path: of sh, unless it names its interpreter."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def project(*words: object, status: int | None = None) -> Done:

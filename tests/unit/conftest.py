@@ -1,18 +1,21 @@
 """What unit tests share.
 
-tool         the command, without the time that its imports take: tests/unit/warm.py
+tool         the command in a fork, without the time that its imports take: tests/unit/warm.py
 run          a whole command on fake nodes: tests/unit/commands.py
 bundle_file  the program of the node with the default policy, as a file
+stand_ins    programs of sh that are found in PATH before the system's
 pythons      the Pythons of this machine, by version: as many as there are
 """
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nodeready.fleet.transport import bundle
+from tests.helpers import executable
 from tests.unit.commands import run
 from tests.unit.warm import tool, warm
 
@@ -25,6 +28,21 @@ def bundle_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.write_bytes(bundle.build())
     path.chmod(0o755)
     return path
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """``stand_ins(squeue="echo x")``: their directory."""
+    directory = tmp_path / "stand-ins"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+
+    def put(**scripts: str) -> Path:
+        for name, script in scripts.items():
+            executable(directory / name, script)
+        return directory
+
+    return put
 
 
 @pytest.fixture(scope="session")

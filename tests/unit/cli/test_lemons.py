@@ -8,7 +8,6 @@ import click
 import pytest
 
 from nodeready.cli import cli
-from nodeready.core.exit_codes import Refused
 from nodeready.core.policy import Policy
 from nodeready.core.result import Result
 from nodeready.runs.memory.kept_looks import earlier_failures
@@ -167,21 +166,6 @@ def test_the_history_of_a_gpu_moves_along_when_it_fails_in_its_new_node(
             failing |= {"good/A"} if day in fails_there else set()
             keep_look(kept, day * DAY, {**others, "liar": [liar], "good": [good]}, failing)
         assert (("A", "good") in lemons_in(kept)) == is_lemon
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    (("--limit", "gpu1"), "--limit: needs an INVENTORY"),
-    (("--since", "soon"), "--since soon: must be a moment or a span"),
-])  # fmt: skip
-def test_refused(memory, words, said):
-    with pytest.raises(Refused, match=said):
-        lemons(*words)
-
-
-def test_no_memory_is_said(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with pytest.raises(Refused, match="no look was kept yet"):
-        lemons()
 
 
 @with_table("lemon_nodes, lemons, status")

@@ -3,9 +3,6 @@
 import re
 import time
 
-import pytest
-
-from nodeready.core.exit_codes import Refused
 from nodeready.core.policy import Policy
 from nodeready.runs.ready import command as ready
 from tests.fake import interrupts, one_by_one
@@ -25,13 +22,6 @@ def test_a_watch_prints_what_changes_and_ends_with_130(run, monkeypatch):
         "unreachable  b  n: no answer in 15 s\n",
         "ok           answers again  b\n",
     ]
-
-
-@pytest.mark.parametrize("words", [("--format", "json"), ("-o", "x.json"), ("--recorded", "/var")])
-def test_a_watch_refuses_what_it_cannot_do(words, run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(Refused, match="--watch: "):
-        run({"a": SOUND}, "audit", "--watch", "5", *words)
 
 
 def test_ready_waits_until_enough_nodes_are_ready(run, monkeypatch):

@@ -16,6 +16,7 @@ from nodeready.runs.deploy.py_spy_binary import PySpyError, binary, binary_probl
 from nodeready.subjects.debug_tools.facts import DIGESTS
 from tests.cases import read_data
 from tests.command import wait_for
+from tests.helpers import executable
 
 HERE = platform.machine()
 NUMBERS = {"x86_64": 62, "aarch64": 183}
@@ -43,9 +44,7 @@ PIP = read_data(__file__, "pip.sh")
 
 
 def write_pip(path, text):
-    path.write_text(text.replace("HERE", str(path.parent)))
-    path.chmod(0o755)
-    return str(path)
+    return executable(path, text.replace("HERE", str(path.parent)))
 
 
 @pytest.fixture(autouse=True)

@@ -129,6 +129,14 @@ def test_an_operation_is_for_pyinfra_what_its_own_operations_are():
         assert callable(step._inner)
 
 
+def test_every_step_repairs_checks_of_its_own_subject():
+    assert tuple(dict.fromkeys(step.subject for step in STEPS)) == CHANGED
+    for step in STEPS:
+        assert step.fixes
+        assert all(check.startswith(f"{step.subject}.") for check in step.fixes), step.name
+        assert step.make_actions.__doc__
+
+
 def test_every_subject_with_operations_is_a_deploy():
     assert {name for name in CHANGED if not getattr(deploys, name).__doc__} == set()
 

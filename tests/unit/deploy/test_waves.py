@@ -67,11 +67,6 @@ def test_the_last_lines_name_the_untouched_and_how_to_go_on(run):
     ]
 
 
-def test_max_fail_without_batch_is_refused(run):
-    with pytest.raises(Refused, match="--max-fail: is for --batch"):
-        run(nodes(DONE), "deploy", *WORDS, "--max-fail", "1")
-
-
 def test_an_undo_only_looks_with_check(run):
     done = run(nodes(DONE, OK, says("", 1, "nodeready: not root: add --sudo\n")), "deploy",
                "--undo", "--only", "ptrace", "--check")  # fmt: skip

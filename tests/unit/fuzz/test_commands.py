@@ -9,29 +9,23 @@ import json
 import os
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from nodeready.agent.asking import Answer, NodeChannel, Request
-from nodeready.agent.cores import program as cores
-from nodeready.agent.cores.program import CoreFile, Listing
 from nodeready.agent.proofs import mesh
-from nodeready.agent.tail import LogTail, NodeTail
-from nodeready.agent.witnesses.logs import WatchdogReport
 from nodeready.core.base import Unknown
 from nodeready.runs.ready.run import run_mesh
 from nodeready.subjects.proof.facts import Mesh
 from tests.builders.hostile import envelope, look, recorded
-from tests.builders.traces import LOAD, REDUCE, document, process
 from tests.cases import read_table
 from tests.fake import Does, Fake
-from tests.unit.commands import SOUND, program
+from tests.unit.commands import SOUND
 from tests.unit.fuzz.alone import alone, bounded
 
 #: Bytes by which a command's memory may grow for one node that answers nonsense.
@@ -47,93 +41,6 @@ VALUES = {
     "deep": "[" * 100_000, "wide": "[" + "[]," * 1_000_000 + "0]",
     "objects": "[" + '{"":0},' * 700_000 + "0]", "commas": "," * (8 << 20),
 }  # fmt: skip
-
-
-def packed(text: str) -> str:
-    return base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"), 1)).decode()
-
-
-def plain(row: Any) -> Any:
-    return json.loads(json.dumps(asdict(row)))
-
-
-DONE = json.dumps(asdict(cores.ReadTotals(1, 0)))
-CORE = cores.CoreSummary(
-    0, pid=4711, signal=11, user="ada", comm="sh", text=packed("#0 f () at a.c:3")
-)
-REPORT = WatchdogReport(1, "tp", "timeout", 7, "ALLREDUCE", 9, 6)
-LOG = LogTail("/log/rank_1.log", 9, 1.6e9, 5.0, ("step 1",), None, (REPORT,))
-TAIL = plain(NodeTail("x", (LOG,), (), 0, 0, ""))
-
-
-def listing(number: int) -> Listing:
-    return Listing(("/c/*",), (CoreFile("/c/core.1", number, 7, 5, 0, 0.5, "", "", 4711, 11),))
-
-
-class Command(NamedTuple):
-    """words: the command line. rows: what its node number N knows. answer: the rows' JSON texts
-    as the program on the node prints them.
-    """
-
-    words: str
-    rows: Callable[[int], list[Any]]
-    answer: Callable[[str, list[str]], str]
-
-
-PROGRAMS = {
-    "cores": Command(
-        "cores --format json",
-        lambda number: [plain(listing(number)), plain(CORE)],
-        lambda n, texts: f"{n} listing {texts[0]}\n{n} core {texts[1]}\n{n} done {DONE}\n",
-    ),
-    "tail": Command(
-        "tail /log/* --format json",
-        lambda number: [TAIL],
-        lambda n, texts: f'{n} tail "{packed(texts[0])}"\n',
-    ),
-    "stacks": Command(
-        "stacks --format json",
-        lambda number: [document("itself", process(number, REDUCE, LOAD))],
-        lambda n, texts: f"{n} trace {packed(texts[0])}\n",
-    ),
-}
-
-
-def answers(name: str, texts: list[str]) -> Does:
-    return program(lambda nonce: PROGRAMS[name].answer(nonce, texts))
-
-
-def sound(name: str, number: int) -> Does:
-    return answers(name, [json.dumps(row) for row in PROGRAMS[name].rows(number)])
-
-
-def spoiled_nodes(name: str, value: str) -> list[Does]:
-    """A node for each value of the rows, which has this JSON text in its place."""
-    rows, nodes = PROGRAMS[name].rows(9), []
-
-    def walk(place: Any) -> None:
-        for key in list(place) if isinstance(place, dict) else range(min(len(place), 2)):
-            before, place[key] = place[key], "@"
-            texts = [json.dumps(row).replace('"@"', value) for row in rows]
-            nodes.append(answers(name, texts))
-            place[key] = before
-            if isinstance(before, (dict, list)):
-                walk(before)
-
-    for row in rows:
-        walk(row)
-    return nodes
-
-
-def rows_of(name: str, document: dict[str, Any]) -> list[Any]:
-    if name == "tail":
-        files = [file for group in document["groups"] for file in group["files"]]
-        rows = [(file["node"], file["path"], file["size_bytes"]) for file in files]
-    elif name == "stacks":
-        rows = [(each["node"], each["pid"], each["state"]) for each in document["processes"]]
-    else:
-        rows = [(core["node"], core) for core in document["cores"]]
-    return sorted((row for row in rows if row[0] in ("good1", "good2")), key=lambda row: row[0])
 
 
 def command(run: Any, nodes: dict[str, Does], words: Iterable[str]) -> str:
@@ -169,23 +76,6 @@ def within_bounds(work: Callable[[], object], effort: str) -> None:
     ended = alone(work, 60, 2 * GROWN_BYTES)
     assert ended.status == 0, ended.said[-3000:]
     assert ended.grown_bytes < GROWN_BYTES
-
-
-@pytest.mark.parametrize(("name", "kind", "effort"), drawn(PROGRAMS, VALUES))
-def test_a_node_whose_program_answers_nonsense_costs_itself(run, name, kind, effort):
-    words = PROGRAMS[name].words.split()
-    nodes = {"good1": sound(name, 1), "bad": sound(name, 2), "good2": sound(name, 3)}
-    wanted = rows_of(name, json.loads(command(run, nodes, words)))
-    assert wanted
-    spoiled = spoiled_nodes(name, VALUES[kind])
-    step = len(spoiled) // 2 if effort == "short" else 1 if len(VALUES[kind]) < 100_000 else 7
-
-    def all_of_them() -> None:
-        for node in spoiled[[*VALUES].index(kind) % step :: step]:
-            out = command(run, {**nodes, "bad": node}, words)
-            assert rows_of(name, json.loads(out)) == wanted
-
-    within_bounds(all_of_them, effort)
 
 
 #: What a section's values are replaced by, as they are.

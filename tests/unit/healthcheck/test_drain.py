@@ -76,11 +76,8 @@ def test_a_name_that_could_mean_other_nodes_is_refused():
 
 
 @with_table("script, words, limit_s")
-def test_a_slurm_that_does_not_answer_is_one_line(tmp_path, monkeypatch, script, words, limit_s):
-    program = tmp_path / "scontrol"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+def test_a_slurm_that_does_not_answer_is_one_line(stand_ins, monkeypatch, script, words, limit_s):
+    stand_ins(scontrol=script)
     monkeypatch.setattr(drain, "SCONTROL_S", limit_s)
     with pytest.raises(DrainError) as error:
         drain.drain_or_undrain(["ptrace.scope: 1"], False, "10%", time.monotonic() + 60)

@@ -65,17 +65,13 @@ def test_mounts_of_users_and_those_with_numbers_are_found_without_using_them():
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def slurm(tmp_path: Path, stand_ins: Callable[..., Path]) -> Callable[..., Path]:
     """Slurm's tools print this; every call is a line of the file that is returned."""
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     calls = tmp_path / "calls"
 
     def put(**scripts: str) -> Path:
         for name, script in scripts.items():
-            path = tmp_path / "bin" / name
-            path.write_text(f'#!/bin/sh\necho "{name} $*" >>{calls}\n{script}\n')
-            path.chmod(0o755)
+            stand_ins(**{name: f'echo "{name} $*" >>{calls}\n{script}'})
         return calls
 
     return put

@@ -12,6 +12,7 @@ from nodeready.fleet.inventory import labs
 from nodeready.fleet.inventory.load import load, names, select_hosts
 from nodeready.lab import machines, state
 from tests.cases import read_data, read_table, tomllib
+from tests.helpers import executable
 from tests.paths import ROOT
 from tests.unit.commands import pyinfra
 
@@ -32,9 +33,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(info.parent))
     monkeypatch.setenv("PYTHONPATH", f"{info.parent}:{ROOT}")
     tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "squeue").write_text(f"#!/bin/sh\n{SQUEUE}")
-    (tools / "squeue").chmod(0o755)
+    executable(tools / "squeue", SQUEUE)
     (tools / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
     (tmp_path / "job.hosts").write_text("gpu1 slots=8\ngpu2:4\nlogin1\n")
     monkeypatch.setenv("PATH", str(tools))

@@ -13,6 +13,7 @@ from nodeready.fleet.inventory.nodeset import folded
 from nodeready.fleet.inventory.slurm import JobPlacement
 from tests.cases import cases, read_data
 from tests.command import wait_for
+from tests.helpers import executable
 
 # sinfo -a -h -N -o "%N %R": one line per node and partition, in an order that varies.
 SINFO = read_data(__file__, "sinfo.txt")
@@ -30,10 +31,9 @@ class Tools:
 
     def put(self, name: str, body: str) -> None:
         """A program that notes its arguments and its standard input, then runs the body."""
-        path = self.directory / name
         calls = shlex.quote(str(self.directory / f"{name}.calls"))
-        path.write_text(f'#!/bin/sh\nfor a; do echo "$a"; done >>{calls}\ncat >>{calls}\n{body}\n')
-        path.chmod(0o755)
+        note = f'for a; do echo "$a"; done >>{calls}\ncat >>{calls}'
+        executable(self.directory / name, f"{note}\n{body}")
 
     def prints(self, name: str, text: str) -> None:
         self.put(name, f"cat <<'END'\n{text.rstrip()}\nEND")

@@ -5,11 +5,8 @@ from datetime import datetime
 from nodeready.runs.memory.history import node_drains, node_jobs, parse_drains
 
 
-def test_a_failing_sacct_is_no_error(tmp_path, monkeypatch):
-    sacct = tmp_path / "sacct"
-    sacct.write_text("#!/bin/sh\necho 'slurmdbd is down' >&2; exit 1\n")
-    sacct.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_a_failing_sacct_is_no_error(stand_ins):
+    stand_ins(sacct="echo 'slurmdbd is down' >&2; exit 1")
     jobs, problem = node_jobs("a", 0.0)
     assert (jobs, problem.rpartition(" failed: ")[2]) == ([], "slurmdbd is down")
 

@@ -21,6 +21,7 @@ from nodeready.agent.witnesses.ports import WitnessedPort, counters, network
 from nodeready.lab import amd as lab_amd
 from nodeready.lab import nvidia as lab_nvidia
 from tests.cases import cases, read_table, with_table
+from tests.helpers import executable
 
 
 def write(root: Path, files: Mapping[str, str | None]) -> None:
@@ -37,10 +38,7 @@ def tools(tmp_path, monkeypatch):
     paths: dict[str, str] = {}
 
     def add(name: str, text: str) -> None:
-        path = tmp_path / name
-        path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-        paths[name] = str(path)
+        paths[name] = executable(tmp_path / name, text)
 
     monkeypatch.setattr(kernel_log, "tool_path", lambda name: paths.get(name, ""))
     monkeypatch.setattr(gpu_witness, "_is_loaded", lambda name: name == "nvidia")

@@ -26,6 +26,7 @@ from nodeready.agent.stacks.processes import (
 from nodeready.agent.stacks.py_spy import CUT, KEPT_FRAMES, NO_CALL, Dump, failure_reason, parse
 from nodeready.core.base import ProbeError
 from tests.cases import cases, with_table
+from tests.helpers import executable
 
 
 def frame(name, line=1, **more):
@@ -108,17 +109,16 @@ def test_errors_by_their_words(case):
 
 def test_a_process_has_ended_only_when_it_is_gone(tmp_path):
     """py-spy says the same of a file that it does not find."""
-    spy = tmp_path / "py-spy"
-    spy.write_text("#!/bin/sh\necho 'Error: No such file or directory (os error 2)' >&2; exit 1\n")
-    spy.chmod(0o755)
+    script = "echo 'Error: No such file or directory (os error 2)' >&2; exit 1"
+    spy = executable(tmp_path / "py-spy", script)
     with (
         subprocess.Popen(["sleep", "60"]) as process,
         ProcessSupervisor("nodeready:test", 20) as one,
     ):
-        living = py_spy.take(one, str(spy), process.pid, 9).error
+        living = py_spy.take(one, spy, process.pid, 9).error
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        ended = py_spy.take(one, str(spy), process.pid, 9).error
+        ended = py_spy.take(one, spy, process.pid, 9).error
     assert (living, ended) == (py_spy.NO_FILE, py_spy.ENDED)
 
 
@@ -156,10 +156,8 @@ def test_the_lock_file_among_the_variables(name, value, path):
 def test_py_spy_is_looked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert py_spy.find("/none") == ""
-    mine = tmp_path / "py-spy"
-    mine.write_text("#!/bin/sh\n")
-    mine.chmod(0o755)
-    assert py_spy.find("/none") == str(mine)
+    mine = executable(tmp_path / "py-spy", "")
+    assert py_spy.find("/none") == mine
     assert py_spy.find("/bin/sh") == "/bin/sh"
 
 

@@ -24,6 +24,7 @@ from nodeready.fleet.transport import bundle
 from nodeready.subjects.debug_tools import facts
 from tests.cases import cases, with_table
 from tests.command import wait_for
+from tests.helpers import executable
 from tests.paths import DOCS
 
 FILE = Path(supervisor.__file__)
@@ -495,10 +496,8 @@ def test_the_program_runs_below_the_sanitizer_or_a_line_says_what_is_missing(tmp
         "nodeready run: --sanitizer: compute-sanitizer is not found: install CUDA's toolkit, and "
         "put its bin into PATH\n"
     )
-    tool = tmp_path / "bin/compute-sanitizer"
-    tool.parent.mkdir()
-    tool.write_text('#!/bin/sh\necho "========= $1 $2"\nshift 2\nexec "$@"\n')
-    tool.chmod(0o755)
+    script = 'echo "========= $1 $2"\nshift 2\nexec "$@"'
+    executable(tmp_path / "bin/compute-sanitizer", script)
     lines, status, errors = shown("--sanitizer", PATH="/usr/bin:/bin", CUDA_HOME=str(tmp_path))
     wanted = ["========= --target-processes all", "PYTORCH_NO_CUDA_MEMORY_CACHING=1"]
     assert (lines, status, errors) == (wanted, 0, "")
@@ -513,11 +512,8 @@ def watch(tmp_path):
     link = tmp_path / "bin/python3"
     link.parent.mkdir()
     link.symlink_to(sys.executable)
-    program = link.with_name("nodeready")
-    program.write_text(
-        f'#!/bin/sh\necho "$@" "${{RANK-none}}" $$ >{tmp_path}/said\necho there\nsleep 9\n'
-    )
-    program.chmod(0o755)
+    script = f'echo "$@" "${{RANK-none}}" $$ >{tmp_path}/said\necho there\nsleep 9'
+    executable(link.with_name("nodeready"), script)
     return str(link), tmp_path / "said"
 
 
@@ -631,13 +627,10 @@ def test_the_command_has_the_options_of_the_file(capsys):
 def test_the_files_on_a_node_start_a_rank_too(tmp_path, deployed):
     """The bundle; and nodeready-run, which starts the first new enough Python."""
     if deployed:
-        program = tmp_path / "nodeready-run"
-        program.write_bytes(facts.content())
-        program.chmod(0o755)
-        (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
-        (tmp_path / "python3").chmod(0o755)
+        start = [executable(tmp_path / "nodeready-run", facts.content().decode())]
+        executable(tmp_path / "python3", "exit 1")
         (tmp_path / "python3.9").symlink_to(sys.executable)
-        start, path = [str(program)], str(tmp_path)
+        path = str(tmp_path)
     else:
         program = tmp_path / "nodeready.pyz"
         program.write_bytes(bundle.build())

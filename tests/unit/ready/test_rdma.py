@@ -7,6 +7,7 @@ Gbit/s.
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from nodeready.runs.ready.rdma import MAX_RING, PairRate, bandwidths, ring_round
 from nodeready.subjects.proof import checks
 from nodeready.subjects.proof.facts import Proved, RdmaBandwidth, RdmaRate, User
 from tests.builders.judging import by_name
+from tests.cases import cases
 
 DATA = Path(__file__).parents[1] / "subjects" / "data" / "active"
 RTR = "Failed to modify QP 118 to RTR"
@@ -100,17 +102,23 @@ def test_rings_are_bounded_and_none_is_a_single_node(count, sizes):
 
 
 def ring(
-    low: dict[str, float | None], count: int = 6, port: str = "mlx5_0/1", link: float = 400.0
+    low: dict[str, float | None],
+    count: int = 6,
+    *,
+    port: str = "mlx5_0/1",
+    link: float = 400.0,
+    usual: float = 392.0,
+    prefix: str = "",
 ) -> list[PairRate]:
-    """The rates of a ring: 392 Gbit/s, but those with these nodes or ``a-b`` pairs."""
+    """The rates of a ring: the usual one, but those with these nodes or ``a-b`` pairs."""
     names = [chr(ord("a") + number) for number in range(count)]
     pairs = []
     for source, target in (pair for pairs in ring_rounds(names) for pair in pairs):
-        gbps: float | None = 392.0
+        gbps: float | None = usual
         for key in (source, target, f"{source}-{target}"):
             gbps = low.get(key, gbps)
         rate = RdmaRate(port, gbps, "" if gbps is not None else RTR)
-        pairs.append(PairRate(source, target, link, rate))
+        pairs.append(PairRate(prefix + source, prefix + target, link, rate))
     return pairs
 
 
@@ -120,60 +128,22 @@ def judged(observed: RdmaBandwidth) -> str:
     return f"{result.status}: {result.actual}"
 
 
-def judged_nodes(pairs: list[PairRate]) -> dict[str, str]:
+def judged_nodes(pairs: list[PairRate], *shown: str) -> dict[str, str]:
+    """The nodes that are not well, and these."""
     texts = {node: judged(observed) for node, observed in bandwidths(pairs).items()}
-    return {node: text for node, text in sorted(texts.items()) if not text.startswith("ok")}
+    return {node: t for node, t in texts.items() if node in shown or not t.startswith("ok")}
 
 
-def test_a_slow_node_is_named_and_its_neighbours_are_not():
-    text = "mlx5_0/1 to b, d: 190.0 Gbit/s, the median of 6 nodes is 392.0"
-    assert judged_nodes(ring({"c": 190.0})) == {"c": f"fail: {text}"}
-    # Of two ports the good one says nothing against it.
-    pairs = [*ring({"c": 190.0}), *ring({}, port="mlx5_1/1")]
-    assert judged_nodes(pairs) == {"c": f"fail: {text}"}
-    assert judged(bandwidths(pairs)["b"]) == "ok: 2 ports, 392.0 Gbit/s or more"
+@pytest.mark.parametrize("case", cases(__file__, "data/rdma_rings.toml"))
+def test_which_node_of_a_ring_is_the_cause(case):
+    pairs = [pair for row in case["rings"] for pair in ring(**{**row, "low": low(row)})]
+    judged_texts = case.get("judged", {})
+    assert judged_nodes(pairs, *judged_texts) == judged_texts
 
 
-@pytest.mark.parametrize("count", [3, 4, 5])
-def test_of_a_few_nodes_the_slow_one_does_not_make_the_median(count):
-    (node,) = judged_nodes(ring({"b": 190.0}, count))
-    assert node == "b"
-
-
-def test_a_node_without_a_rate_is_unknown_and_a_slow_pair_a_warning_for_both():
-    text = f"no rate ({RTR}), the median of 5 nodes is 392.0"
-    assert judged_nodes(ring({"c": None})) == {"c": f"unknown: mlx5_0/1 to b, d: {text}"}
-    text = "alone: 190.0 Gbit/s, the median of 6 nodes is 392.0"
-    assert judged_nodes(ring({"c-d": 190.0})) == {
-        "c": f"warn: mlx5_0/1 to d {text}", "d": f"warn: mlx5_0/1 to c {text}",
-    }  # fmt: skip
-    # Slow with one neighbour, without a rate with the other.
-    found = judged_nodes(ring({"b-c": None, "c-d": 190.0}))
-    assert found == {
-        "c": f"unknown: mlx5_0/1 to b, d: no rate ({RTR}), the median of 6 nodes is 392.0"
-    }
-
-
-def test_healthy_ports_differ_by_a_tenth_and_links_of_other_rates_are_compared_apart():
-    assert judged_nodes(ring({"a-b": 363.5, "c-d": 389.5, "e": 397.1})) == {}
-    slower = [
-        PairRate(f"x{pair.source}", f"x{pair.target}", 200.0, RdmaRate("mlx5_0/1", 195.0))
-        for pair in ring({})
-    ]
-    assert judged_nodes([*ring({}), *slower]) == {}
-
-
-def test_a_port_without_three_rates_has_no_median():
-    lonely = "not measured on three nodes: mlx5_0/1"
-    assert judged_nodes(ring({}, 2)) == dict.fromkeys("ab", f"na: {lonely}")
-    all_fail = dict.fromkeys("abcdef")
-    text = f"unknown: {lonely} ({RTR})"
-    assert judged_nodes(ring(all_fail)) == dict.fromkeys("abcdef", text)
-    # Beside a port that is measured: it is in another network.
-    pairs = [*ring({}), *ring(all_fail, port="mlx5_8/1", link=25.0)]
-    assert judged_nodes(pairs) == {}
-    text = f"ok: 1 port, 392.0 Gbit/s or more; not compared: mlx5_8/1 ({RTR})"
-    assert judged(bandwidths(pairs)["a"]) == text
+def low(row: dict[str, Any]) -> dict[str, float | None]:
+    """TOML has no None."""
+    return {key: None if rate == "none" else rate for key, rate in row.get("low", {}).items()}
 
 
 def test_what_a_node_says_of_the_median_does_not_count():

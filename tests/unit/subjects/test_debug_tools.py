@@ -18,6 +18,7 @@ from nodeready.subjects.debug_tools.facts import DebugTools, RankProgram
 from tests.builders.judging import actions_of, judge_all
 from tests.builders.verdicts import policy_of
 from tests.cases import cases, read_table
+from tests.helpers import executable
 
 DIRECTORIES = "".join(
     f"at=0 0 755 {path}\n" for path in ("/", "/usr/local/bin", "/usr/local", "/usr")
@@ -190,10 +191,7 @@ def test_the_magic_numbers_are_those_of_the_pythons_here(pythons):
 def test_only_a_release_with_its_files_is_not_started(
     posix_sh, tmp_path, release, has_module, found
 ):
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / (release or "python3")
-    program.write_text("#!/bin/sh\necho 7.7\n")
-    program.chmod(0o755)
+    executable(tmp_path / "bin" / (release or "python3"), "echo 7.7")
     if release:
         (tmp_path / "bin/python3").symlink_to(release)
     module = tmp_path / "lib64/python3.11/encodings/__init__.py"

@@ -111,12 +111,6 @@ def test_each_line_without_a_device_gets_its_verdict(scan):
         assert kernel_faults(observed, POLICY).status == wanted, f"{text} ({source})"
 
 
-def test_a_port_tells_the_error_of_the_device_behind_it(scan):
-    line = "pcieport 0000:3a:00.0: DPC: containment event, status:0x1f07 source:0x3b00"
-    result = kernel_faults(node(scan(at_99_s(line)), ["0000:3b:00.0"]), POLICY)
-    assert_says(result, "fail: gpu 0 (0000:3b:00.0)")
-
-
 def test_the_fix_is_that_of_the_fault(scan):
     for line, words, action in read_table(__file__, "fixes"):
         observed = node(scan(at_99_s(line)), ["0000:05:00.0"])
@@ -128,26 +122,6 @@ def test_the_fix_is_that_of_the_fault(scan):
             assert words in result.fix
             # Its first rung, or its whole ladder.
             assert action in (result.actions[0], result.actions)
-
-
-FALLEN = (
-    "NVRM: The NVIDIA GPU 0000:b3:00.0",
-    "NVRM: (PCI ID: 10de:26b5) installed in this system has",
-    "NVRM: fallen off the bus and is not responding to commands.",
-)
-
-
-def test_a_sentence_of_three_lines_names_its_device(scan):
-    """In the journal, the lines of one record are indented behind its first."""
-    pad = "\n" + " " * 28
-    record = f"[   99.000001] gpu1 kernel: {pad.join(FALLEN)}\n"
-    boot = BOOT.replace("] ", "] gpu1 kernel: ")
-    assert actions(scan(status=1, journal=boot + record)) == {
-        ("nvidia", None, "0000:b3:00.0"): "REBOOT"
-    }
-    # Behind another's line, the same words are a user's.
-    forged = record.replace("kernel: ", f"kernel: process '/x{pad}", 1)
-    assert actions(scan(status=1, journal=boot + forged)) == {}
 
 
 #: NVIDIA's Xid catalog: verdict -> codes, without a later word of the driver.
@@ -208,23 +182,24 @@ def test_no_name_of_a_process_changes_the_severity_or_takes_a_demand_back(name, 
     assert xids.action_of(154, text) == "REBOOT"
 
 
-def test_the_lines_of_amds_own_scraper(scan):
-    """Another format of the time."""
-    at = "kern  :err   : 2026-01-07T10:02:00,123456-06:00 amdgpu"
-    log = (
-        "kern  :info  : 2026-01-07T10:00:00,123456-06:00 Linux version 5.15.0\n"
-        f"{at} 0000:01:00.0: {{14}}poison is consumed by client 12, kick off gpu reset flow\n"
-        f"{at} 0000:02:00.0: amdgpu: Saved bad pages 150 reaches threshold value 128\n"
-    )
-    worst = {address: action for (_, _, address), action in actions(scan(log)).items()}
-    assert worst == {"0000:01:00.0": "RESET", "0000:02:00.0": "ISOLATE"}
-
-
 def actions(output: Output) -> dict[tuple[str, int | None, str | None], str]:
     """The worst action of each device and code."""
     faults, _ = kernel_log.parse(output)
     worst_last = sorted(faults, key=lambda f: -xids.ACTIONS.index(f.action))
     return {(f.source, f.code, f.pci_address): f.action for f in worst_last}
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/gpus/logs.toml"))
+def test_what_a_log_tells(scan, case):
+    output = scan("", 1, case["log"]) if "journal" in case else scan(case["log"])
+    if "verdict" in case:
+        assert_says(kernel_faults(node(output, [case["gpu"]]), POLICY), case["verdict"])
+        return
+    faults = {
+        f"{source} {code or '-'} {address} {action}"
+        for (source, code, address), action in actions(output).items()
+    }
+    assert faults == {*case["faults"]}
 
 
 def test_sources_codes_and_counts(scan):
@@ -260,40 +235,6 @@ def test_a_storm_is_counted_and_hides_nothing(scan):
     assert {f.source: f.count for f in faults} == {"amdgpu": 20_000, "xid": 1}
 
 
-def test_a_new_load_of_the_driver_ends_what_a_reset_would_have(scan):
-    load = "[  300.000000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20\n"
-    lines = "".join(
-        f"[  {at}.000000] NVRM: Xid (PCI:0000:5e:00): {code}, pid=1\n"
-        for at, code in ((100, 119), (101, 79), (102, 95))
-    )
-    after = "[  301.000000] NVRM: Xid (PCI:0000:5e:00): 95, pid=1\n"
-    assert {code for _, code, _ in actions(scan(BOOT + lines + load))} == {79}
-    assert {code for _, code, _ in actions(scan(BOOT + lines + load + after))} == {79, 95}
-
-
-def test_a_device_that_a_load_refuses_is_not_of_the_time_before_the_load(scan):
-    refused = "[  299.000000] nvidia: probe of 0000:5e:00.0 failed with error -1\n"
-    load = "[  300.000000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  510.108.03\n"
-    begin = (
-        "[  {}.000000] nvidia-nvlink: Nvlink Core is being initialized, major device number 5\n"
-    )
-    assert actions(scan(BOOT + refused + load))
-    assert actions(scan(BOOT + begin.format(298) + refused + load))
-    assert not actions(scan(BOOT + refused + begin.format(299) + load))
-
-
-def test_a_demand_that_the_driver_takes_back_ends_what_a_reset_repairs(scan):
-    line = "NVRM: Xid (PCI:0000:{}:00): {}"
-    back = "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
-    lines = [line.format("5e", code) for code in (62, 79, back)]
-    # Another GPU has the fault still, and so has one whose fault came later.
-    lines += [line.format("3b", 62), line.format("4c", back), line.format("4c", 62)]
-    assert actions(scan(at_99_s(*lines))) == {
-        ("xid", 79, "0000:5e:00.0"): "REBOOT", ("xid", 62, "0000:3b:00.0"): "RESET",
-        ("xid", 62, "0000:4c:00.0"): "RESET",
-    }  # fmt: skip
-
-
 GPU = "0000:05:00.0"
 AGAIN = "NVRM: Xid (PCI:0000:05:00): 32, pid=7, name=lmp, Channel ID 00000004"
 REFUSED = f"amdgpu {GPU}: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x27 address=0x7f3a]"
@@ -324,24 +265,6 @@ LATE = f"amdgpu {GPU}: amdgpu: Fence fallback timer expired on ring sdma0"
 def test_what_one_message_does_not_say_many_do(scan, lines, every_s, status):
     text = "".join(f"[ {99 + at * every_s}.000001] {line}\n" for at, line in enumerate(lines))
     assert kernel_faults(node(scan(BOOT + text), [GPU]), POLICY).status == status
-
-
-def test_an_interrupt_that_the_kernel_switched_off_is_its_drivers(scan):
-    lines = (
-        'irq 147: nobody cared (try booting with the "irqpoll" option)',
-        "[<ffffffffc1a8e7b0>] nvidia_isr [nvidia] threaded [<ffffffffc1a8e920>] bh [nvidia]",
-        "Disabling IRQ #147",
-    )
-    result = kernel_faults(node(scan(at_99_s("\n".join(lines))), [GPU]), POLICY)
-    assert_says(result, "warn: interrupt off: nvidia_isr")
-
-
-def test_a_line_of_a_gpu_is_of_the_gpu_and_not_of_the_port_that_it_names(scan):
-    line = (
-        f"pci {GPU}: 126.028 Gb/s available PCIe bandwidth, limited by 32.0 GT/s PCIe x4 link at"
-        " 0000:04:01.0 (capable of 504.112 Gb/s with 32.0 GT/s PCIe x16 link)"
-    )
-    assert_says(kernel_faults(node(scan(at_99_s(line)), [GPU]), POLICY), f"warn: gpu 0 ({GPU})")
 
 
 def test_a_driver_without_a_gpu_of_its_vendor_has_no_fault(scan):
@@ -464,30 +387,9 @@ def test_a_fault_has_the_stamps_of_its_first_and_last_line(scan, stamps, seconds
     assert (fault.first_s, fault.last_s, fault.count) == (*seconds, 2)
 
 
-FORGED = "0000:3b:00): 79, pid=1, GPU has fallen off the bus."
-FAULT = "segfault at 0 ip 000055d0 sp 00007ffd error 4 in"
-
-
 @pytest.mark.parametrize("case", cases(__file__, "data/gpus/forged_lines.json"))
 def test_a_process_whose_name_is_a_message_is_no_fault(scan, case):
     assert actions(scan(f"{BOOT}[   99.000001] {case['line']}\n")) == {}
     journal = f"[   99.000001] gpu1 kernel: {case['line']}\n"
     journal = journal.replace("\n[   99.000001] ", "\n" + " " * 28).rstrip(" ")
     assert actions(scan("", 1, f"{BOOT}{journal}")) == {}
-
-
-def test_a_fault_beside_such_a_process_counts(scan):
-    real = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=x[1]: segfault at , GPU has fallen off"
-    log = f"[   99.000001] x[1]: {FAULT} x\n[   99.000002] {real}\n"
-    assert actions(scan(BOOT + log)) == {("xid", 79, "0000:3b:00.0"): "REBOOT"}
-
-
-@pytest.mark.parametrize("first", [
-    "NVRM: GPU at PCI:0",
-    # Of another CPU, in the same moment.
-    "pcieport 0000:3a:00.0: AER: Uncorrectable (Fatal) error message received",
-    "{1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 0",
-])  # fmt: skip
-def test_a_fault_in_the_same_moment_as_a_devices_line_counts(scan, first):
-    log = f"[   99.000001] {first}\n[   99.000001] NVRM: Xid (PCI:{FORGED}\n"
-    assert actions(scan(BOOT + log))[("xid", 79, "0000:3b:00.0")] == "REBOOT"

@@ -27,6 +27,7 @@ from nodeready.subjects.proof.facts import Bandwidth, CopyRate, Diagnostic, Prov
 from nodeready.subjects.registry import SUBJECTS, SelectionError, select
 from tests.builders.judging import by_name
 from tests.cases import read_table
+from tests.helpers import executable
 from tests.paths import ROOT
 
 DATA = Path(__file__).parent / "data" / "active"
@@ -225,9 +226,7 @@ TWO = facts.ACTIVE
 
 def put(directory: Path, **tools: str) -> Path:
     for name, script in tools.items():
-        path = directory / name.replace("_", "-")
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
+        executable(directory / name.replace("_", "-"), script)
     return directory
 
 

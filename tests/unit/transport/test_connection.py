@@ -65,10 +65,8 @@ def test_without_ssh_the_file_is_read_as_well_as_can_be(tmp_path, monkeypatch):
 SSH = read_data(__file__, "ssh.sh")
 
 
-def test_the_answer_of_ssh_is_read_by_its_lines(tmp_path, monkeypatch):
-    (tmp_path / "ssh").write_text(SSH)
-    (tmp_path / "ssh").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+def test_the_answer_of_ssh_is_read_by_its_lines(tmp_path, stand_ins):
+    stand_ins(ssh=SSH)
     for name in ("config", "broken"):
         (tmp_path / name).write_text("Host gpu1\nPort 2222\n")
     settings = SshConfig(str(tmp_path / "config")).settings_of("gpu1")

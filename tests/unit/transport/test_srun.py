@@ -17,25 +17,12 @@ BEGIN, END = f"{NONCE} at", f"{NONCE} end"
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch):
-    """A factory of stand-ins, which are found in PATH."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-
-    def write(name, text):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
-        (tmp_path / name).chmod(0o755)
-
-    return write
-
-
-@pytest.fixture
-def squeue(program, monkeypatch):
+def squeue(stand_ins, monkeypatch):
     """A Slurm whose squeue prints this row, for a user."""
 
     def prints(row, uid=1000):
-        for name in ("squeue", "srun"):
-            program(name, f"printf '%s' '{row}'")
-        program("scontrol", "printf 'n1\\nn2\\n'\n")
+        shown = f"printf '%s' '{row}'"
+        stand_ins(squeue=shown, srun=shown, scontrol="printf 'n1\\nn2\\n'")
         monkeypatch.setattr(os, "geteuid", lambda: uid)
         monkeypatch.setattr(allocation, "user_name", lambda uid: "ada")
 
@@ -143,9 +130,9 @@ OLD = read_data(__file__, "old_srun.sh")
 ECHO = 'while read -r line <&3; do echo "M $line"; done; echo over >&2'
 
 
-def test_an_older_slurm_is_asked_without_overlap(program):
+def test_an_older_slurm_is_asked_without_overlap(stand_ins):
     answer = 'SLURMD_NODENAME=gpu1 sh -c "$last" | sed "s/^/0: /"'
-    program("srun", OLD.format(log="/dev/null") + answer)
+    stand_ins(srun=OLD.format(log="/dev/null") + answer)
     notes: list[str] = []
     steps = Srun(JobAllocation("1", ("gpu1",)), notes.append)
     for _ in range(2):
@@ -159,10 +146,10 @@ def test_an_older_slurm_is_asked_without_overlap(program):
     ("works", "steps"),
     [(False, ["--gres=none", "--gres=none", "--gres=gpu:0"]), (True, ["--mem=0", "--mem=0"])],
 )
-def test_an_older_slurm_gets_every_line_again(tmp_path, program, works, steps):
+def test_an_older_slurm_gets_every_line_again(tmp_path, stand_ins, works, steps):
     """Each refusal ends a srun, and no line is lost."""
     log, long = tmp_path / "log", "x" * 100_000
-    program("srun", OLD.format(log=log) + 'exec sh -c "$last"')
+    stand_ins(srun=OLD.format(log=log) + 'exec sh -c "$last"')
     with Srun(JobAllocation("1", ("gpu1",)), works=works) as transport:
         channel = transport.open(Request("gpu1", ECHO, 20, "first\n", "M "))
         for sent, told in ((long, "M first"), ("last", f"M {long}")):
@@ -175,17 +162,11 @@ def test_an_older_slurm_gets_every_line_again(tmp_path, program, works, steps):
     assert ["--overlap" in row for row in rows] == [True, *[False] * (len(rows) - 1)]
 
 
-def test_a_task_that_speaks_as_srun_changes_no_step_of_another_node(tmp_path, program):
+def test_a_task_that_speaks_as_srun_changes_no_step_of_another_node(tmp_path, stand_ins):
     log = tmp_path / "log"
     lie = "unrecognized option '--overlap'; Invalid generic resource"
-    program(
-        "srun",
-        f"""
-echo "$*" >>{log}
-case " $* " in *" --label "*) exit 0;; esac
-echo "srun: {lie}" >&2; exit 1
-""",
-    )
+    ends = 'case " $* " in *" --label "*) exit 0;; esac'
+    stand_ins(srun=f'echo "$*" >>{log}\n{ends}\necho "srun: {lie}" >&2; exit 1')
     with Srun(JobAllocation("1", ("gpu1", "gpu2"))) as transport:
         for name in transport.nodes:
             channel = transport.open(Request(name, ECHO, 20, "first\n", "M "))

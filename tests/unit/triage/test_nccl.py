@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
-
 from nodeready.agent.witnesses.nccl_log import NcclError, NcclRank, read_log
 from nodeready.runs.stacks.evidence import ranks_of
 from nodeready.runs.stacks.witness_reader import PlacedRank, differences, diverging, fold_errors
+from tests.cases import with_table
 
 RANK = NcclRank(network="IB", gdr=True, version="NCCL 2.21.5", state="ready",
                 hcas=("mlx5_0:1/IB", "mlx5_1:1/IB"))  # fmt: skip
@@ -20,28 +19,11 @@ def job(*changes):
     ]
 
 
-def test_the_rank_that_fell_back_to_sockets_is_named_with_its_node():
-    ranks = job({}, {}, {}, {"network": "Socket", "gdr": False, "hcas": ()})
-    network, gdr = differences(ranks)
-    assert (network.line, ranks_of(network.ranks, network.nodes)) == (
-        "network Socket, its peers IB",
-        "rank 3 (gpu2)",
-    )
-    assert gdr.line == "GPUDirect RDMA off, its peers on"
-
-
-def test_hcas_of_one_kind_and_number_are_equal_whatever_their_names():
-    assert not differences(job({}, {"hcas": ("mlx5_2:1/IB", "mlx5_3:1/IB")}, {}))
-    (difference,) = differences(job({}, {"hcas": ("mlx5_2:1/RoCE",)}, {}))
-    assert difference.line == "HCAs: 1 RoCE, its peers 2 IB"
-
-
-def test_no_majority_is_no_difference():
-    assert not differences(job({}, {"network": "Socket"}, {}, {"network": "Socket"}))
-
-
-def test_a_fact_that_a_log_does_not_say_is_no_difference():
-    assert not differences(job({}, {"version": "", "state": "", "gdr": None}, {}))
+@with_table("changes, says")
+def test_differences_between_ranks(changes, says):
+    """changes: what differs in each rank, two on each node"""
+    rows = differences(job(*changes))
+    assert [f"{ranks_of(row.ranks, row.nodes)}: {row.line}" for row in rows] == [*says]
 
 
 def test_errors_are_folded_causes_first():
@@ -84,43 +66,13 @@ def called(*odd: tuple[int, int, tuple[str, int, int]], missing: tuple[int, ...]
     return [*diverging({number: rank.calls for number, rank in ranks.items()})]
 
 
-def test_the_rank_that_calls_another_collective_is_named_with_the_first_such_call():
-    for odd, words in (
-        (("AllGather", 1024, 7), "AllGather of 1024 float32"),
-        (("AllReduce", 1023, 7), "AllReduce of 1023 float32"),
-        (("AllReduce", 1024, 9), "AllReduce of 1024 bfloat16"),
-    ):
-        (row,) = called((2, 17, odd), (2, 18, odd), (1, 18, odd))
-        assert row == (f"called {words} as opCount 11, its peers AllReduce of 1024 float32", [2])
-
-
-def test_the_rank_that_has_called_fewer_collectives_is_named():
-    (row,) = called(missing=(18, 19))
-    text = "AllReduce of 1024 float32"
-    assert row == (f"called last {text} as opCount 11, its peers {text} as 13", [2])
-
-
-def test_equal_calls_and_calls_without_a_majority_name_no_rank():
-    assert not called()
-    odd = ("AllGather", 8, 7)
-    assert not called((0, 5, odd), (1, 5, odd))
+@with_table("odd, missing, says")
+def test_the_rank_whose_calls_differ_is_named_with_the_first_of_them(odd, missing, says):
+    """odd: rank, opCount, call; missing: opCounts that rank 2 has not"""
+    assert called(*odd, missing=missing) == [(words, [*ranks]) for words, ranks in says]
 
 
 def test_two_communicators_of_the_same_size_are_not_compared():
     lines = [COLL.format(0, at, "AllReduce", 8, 7) for at in range(3)]
     (rank,) = read_log([*lines, lines[0].replace("comm 0x1", "comm 0x2")]).ranks
     assert rank.calls == ()
-
-
-@pytest.mark.parametrize(
-    ("line", "choice"),
-    [
-        ("AllReduce: 4194304 Bytes -> Algo TREE proto LL128 channel{Lo..Hi}={0..7}",
-         "AllReduce TREE LL128"),
-        ("4194304 Bytes -> Algo 1 proto 2 time 31.5", "RING SIMPLE"),
-        ("Best tuning, algorithm, NVLS, protocol, SIMPLE", "NVLS SIMPLE"),
-    ],
-)  # fmt: skip
-def test_the_chosen_algorithm_and_protocol(line, choice):
-    (rank,) = read_log([f"gpu1:7:9 [0] NCCL INFO {line}"]).ranks
-    assert rank.choices == (choice,)

@@ -66,6 +66,7 @@ def test_an_error_that_the_job_handles_is_not_its_death(name, tmp_path):
     assert cause.kind == case.get("kind", "unclear"), cause
     assert ("no failure" in cause.text) == ("kind" not in case), cause
     assert case.get("text", "") in cause.text, cause
+    assert list(cause.ranks) == case.get("ranks", [*cause.ranks]), cause
 
 
 def test_of_a_long_log_the_beginning_and_the_end_are_read(tmp_path):

@@ -30,6 +30,7 @@ from nodeready.agent.smoke.orders import (
     SmokePeer,
 )
 from tests.cases import cases, with_table
+from tests.helpers import executable
 from tests.unit.node.smoke.running_program import within
 
 
@@ -37,12 +38,6 @@ from tests.unit.node.smoke.running_program import within
 def supervisor() -> Iterator[ProcessSupervisor]:
     with ProcessSupervisor("nodeready:test", 900) as supervisor:
         yield supervisor
-
-
-def executable(path: Path, text: str) -> str:
-    path.write_text(textwrap.dedent(text).lstrip())
-    path.chmod(0o755)
-    return str(path)
 
 
 def torch_engines(supervisor: ProcessSupervisor, **config: object) -> tuple[Engine, Engine]:
@@ -69,7 +64,7 @@ def package(tmp_path) -> Callable[[str], tuple[str, ...]]:
 def test_a_command_that_cannot_run(supervisor, tmp_path):
     (tmp_path / "empty").write_text("")
     odd = executable(tmp_path / "odd", "#!/no/such/python\n")
-    executable(tmp_path / "python3", f'#!/bin/sh\nexec {sys.executable} -I "$@"\n')
+    executable(tmp_path / "python3", f'exec {sys.executable} -I "$@"')
     for config, why in (
         ({"python": "/nosuch/python"}, "/nosuch/python: No such file or directory"),
         ({"python": f"{tmp_path}/empty"}, f"{tmp_path}/empty: Permission denied"),
@@ -142,7 +137,7 @@ def test_what_hangs_is_waited_for_no_longer_than_its_share(
 def test_a_torch_that_has_not_everything(supervisor, package, tmp_path, case):
     """Behind a prefix that prints."""
     words = package(TORCH_OF_TEXT.format(**{**BUILT, **case["built"]}))
-    text = '#!/bin/sh\necho "INFO: mounting"\necho {}\nexec "$@"\n'
+    text = 'echo "INFO: mounting"\necho {}\nexec "$@"'
     prefix = (executable(tmp_path / "container", text), "env")
     found = torch_engines(supervisor, python=sys.executable, prefix=prefix, environment=words)
     assert [engine.reason for engine in found] == case["whys"]
@@ -249,16 +244,14 @@ def test_an_answer_names_the_network_of_each_rank():
 
 
 @pytest.fixture
-def vendor(supervisor, tmp_path, monkeypatch) -> Callable[[str], engines.Engines]:
+def vendor(supervisor, tmp_path, monkeypatch, stand_ins) -> Callable[[str], engines.Engines]:
     """nccl-tests that is this shell text, on a node with two GPUs."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name, output in (("good", GOOD), ("wrong", WRONG), ("failed", FAILED)):
         (tmp_path / name).write_text(output)
 
     def make(text: str) -> engines.Engines:
-        program = f'#!/bin/sh\n[ "$1" = -h ] && exit 0\ncd {tmp_path}\n{text}'
-        executable(tmp_path / "all_reduce_perf", program)
+        stand_ins(all_reduce_perf=f'[ "$1" = -h ] && exit 0\ncd {tmp_path}\n{text}')
         return engines.Engines(supervisor, SmokeConfig("nonce", "tag", engines=(NCCL_TESTS,)))
 
     return make
