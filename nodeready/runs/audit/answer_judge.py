@@ -109,7 +109,7 @@ SectionTexts = Callable[
 ]
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """The place of bytes in a judge's file."""
 
     file: int  # its index in the list of all judges' files
@@ -117,7 +117,7 @@ class Place(NamedTuple):
     size: int
 
 
-def read_place(files: Sequence[int], place: Place) -> bytes:
+def read_place(files: Sequence[int], place: FilePlace) -> bytes:
     """The bytes. files: descriptors of all judges' files"""
     return os.pread(files[place.file], place.size, place.start)
 
@@ -128,16 +128,16 @@ _COUNTERS = ".counters"  # the end of the name of a section with counters
 class AnswerSummary(NamedTuple):
     """The part of an answer that the fleet needs before any node is judged."""
 
-    place: Place  # of the record
+    place: FilePlace  # of the record
     addresses: frozenset[str] | None  # of the node's interfaces; None: not observed
     has_counters: bool  # whether a subject with counters was observed
     identity: Any  # the node's names, addresses and keys, for the fleet's known hosts
     # in which a later answer gets the same verdict; until they are tried, the answer itself
-    bounds: Bounds | Place | None = None
+    bounds: Bounds | FilePlace | None = None
 
 
 class NodeOrder(NamedTuple):
-    place: Place  # of the record of its answer
+    place: FilePlace  # of the record of its answer
     policy: int  # number of its policy
     addresses: int | None  # of `FleetFacts`, as numbers of values that all judges share
     known_hosts: int | None  # likewise
@@ -148,7 +148,7 @@ class NodeOrder(NamedTuple):
 class StateRecord(NamedTuple):
     digest: bytes  # of the sections
     counted: tuple[str, ...]  # the subjects whose counters were read
-    place: Place  # of a pickled list of `_KeptSection`
+    place: FilePlace  # of a pickled list of `_KeptSection`
 
 
 class NodeOutcome(NamedTuple):
@@ -158,12 +158,12 @@ class NodeOutcome(NamedTuple):
     results: list[tuple[int, int, tuple[Any, ...]]]
     # (judge, number of the subject, code) of the facts that peers should share
     compared: list[tuple[int, int, Any]]
-    facts: Place | None  # of their text
+    facts: FilePlace | None  # of their text
     state: StateRecord | None  # of the node for the memory; None: the run has no memory
 
 
 #: A section of a node's state: name, digest, place of its packed text; None: the memory has it.
-_KeptSection = tuple[str, bytes, Place | None]
+_KeptSection = tuple[str, bytes, FilePlace | None]
 
 
 #: Of a node: the results, the facts to compare, the texts of facts, the sections of its state.
@@ -265,10 +265,10 @@ class AnswerJudge:
         self,
         policy: int,
         subjects: Sequence[str],
-        bounds: Bounds | Place | None,
+        bounds: Bounds | FilePlace | None,
         nonce: str,
         answer: str,
-    ) -> AnswerSummary | Bounds | Place:
+    ) -> AnswerSummary | Bounds | FilePlace:
         """Read an answer and judge what needs no fleet; only the bounds of the node's earlier
         answer where this one is within them.
         """
@@ -284,7 +284,7 @@ class AnswerJudge:
         if bounds:
             with contextlib.suppress(ProbeError):
                 text = _plain(answer, nonce)
-                if isinstance(bounds, Place):
+                if isinstance(bounds, FilePlace):
                     judged_text = _plain(*pickle.loads(read_place(self.files, bounds)))
                     if text == judged_text:
                         return bounds
@@ -366,8 +366,8 @@ class AnswerJudge:
 
     # --- The file.
 
-    def _write(self, data: bytes) -> Place:
-        place, remaining = Place(self.number, self.size, len(data)), memoryview(data)
+    def _write(self, data: bytes) -> FilePlace:
+        place, remaining = FilePlace(self.number, self.size, len(data)), memoryview(data)
         while remaining:
             written = os.pwrite(self.files[self.number], remaining, self.size)
             self.size += written

@@ -460,7 +460,7 @@ class AuditWorkers:
         about = name, status, seconds, gap, groups, results
         return NodeReport(*about, read_facts=read_facts), facts
 
-    def _text(self, place: answer_judge.Place) -> str:
+    def _text(self, place: answer_judge.FilePlace) -> str:
         return answer_judge.read_place(self._files, place).decode("ascii")
 
     def state(self, name: str) -> NodeSections | None:

@@ -163,7 +163,7 @@ def _closed(
             id(f) in noise or f.event.kind == "network"
             # A log of no rank is one of what looks at the nodes.
             or (f.rank is None and f.event.kind == "environment")
-            # An earlier phase goes on after it to its last words, those of progress.
+            # An earlier phase has come to its last words, those of progress.
             or (f.rank is None and f.event.lines_after and _ends_on(files[f.file]))
         )
         and (f.time_s or 0.0) <= last_s + _AFTER_FAULT_S

@@ -40,17 +40,17 @@ _bytes = marshal.dumps
 
 class ValueTable:
     """Decoded values of one dataclass, each different one once, known by its number. The key is
-    its bytes, without field names: comparing those costs a tenth of decoding it again. own: the
-    fields that differ from rank to rank, and the values that they get
+    its bytes, without field names: comparing those costs a tenth of decoding it again. differing:
+    the fields that differ from rank to rank, and the values that they get
     """
 
-    def __init__(self, kind: type[Any], **own: Any) -> None:
-        self.kind, self._own = kind, own
+    def __init__(self, kind: type[Any], **differing: Any) -> None:
+        self.kind, self._differing = kind, differing
         self.all: list[Any] = []
         self._numbers: dict[bytes, int] = {}
         self._kept: dict[Any, int] = {}
         self._names = {field.name for field in fields(kind)}
-        self._common = itemgetter(*(f.name for f in fields(kind) if f.name not in own))
+        self._common = itemgetter(*(f.name for f in fields(kind) if f.name not in differing))
 
     def number(self, value: Any) -> int:
         """The number of a value. Raises DecodeError."""
@@ -59,7 +59,9 @@ class ValueTable:
         key = _bytes(self._common(value), 2)
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = self.keep(wire.decode(self.kind, {**value, **self._own}))
+            number = self._numbers[key] = self.keep(
+                wire.decode(self.kind, {**value, **self._differing})
+            )
         return number
 
     def keep(self, value: Any) -> int:
@@ -125,14 +127,14 @@ class Evidence:
 
     def read(self, trace: Trace) -> None:
         """Keep the answers of one trace's witnesses; an invalid answer is an absent witness."""
-        for name, kind, kept in (
+        for name, kind, values in (
             ("gpus", WitnessedGpus, self.gpus), ("network", Network, self.networks),
             ("kernel", KernelLog, self.kernels), ("nccl_ras", Ras, self.ras),
             ("environment", EnvironmentFacts, self.environment_facts),
         ):  # fmt: skip
             if name in trace.witnesses:
                 value = trace.witnesses[name]
-                kept[trace.node] = _or_absent(kind, partial(wire.decode, kind), value)
+                values[trace.node] = _or_absent(kind, partial(wire.decode, kind), value)
         for process in trace.processes:
             observed = process.witnesses
             key = (trace.node, process.pid)
@@ -159,9 +161,9 @@ class Evidence:
         if recording is not None:
             groups = tuple(map(self.groups.keep, recording.groups))
             entries = tuple(map(self.entries.keep, recording.entries))
-            self.recordings[key] = self._kept(recording, recording.age_s, groups, entries)
+            self.recordings[key] = self._recorded(recording, recording.age_s, groups, entries)
 
-    def _kept(
+    def _recorded(
         self, head: Recording, age_s: int, groups: tuple[int, ...], entries: tuple[int, ...]
     ) -> KeptRecording:
         calls = self.calls.setdefault((groups, entries), len(self.calls))
@@ -206,9 +208,9 @@ class Evidence:
                 raise wire.DecodeError("no Recording")
             groups = tuple(map(self.groups.number, value["groups"]))
             entries = tuple(map(self.entries.number, value["entries"]))
-            return self._kept(self._recordings.value(value), age, groups, entries)
+            return self._recorded(self._recordings.value(value), age, groups, entries)
         except _UNREADABLE as problem:
-            return self._kept(Recording(_absence(value, problem)), 0, (), ())
+            return self._recorded(Recording(_absence(value, problem)), 0, (), ())
 
 
 #: Exceptions of reading an answer of another form.

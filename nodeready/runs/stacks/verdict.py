@@ -396,7 +396,7 @@ def holds_lock(job: HungJob) -> HangFinding | None:
             waiting.update(group.ranks)
     # Who waits for a lock is the cause only where all do.
     first = {rank: text for rank, text in locks.items() if rank not in waiting}
-    # In a circle of several locks, nobody comes first.
+    # In a circle of several locks, no rank comes first.
     is_circle = len(first) < len(locks) and any(_is_in_circle(job, rank) for rank in first)
     locks = first or locks
     if not locks or is_circle:
@@ -408,7 +408,7 @@ def holds_lock(job: HungJob) -> HangFinding | None:
 
 
 def _is_in_circle(job: HungJob, rank: int) -> bool:
-    """Whether the ranks that a rank waits for, one after the other, wait for that rank."""
+    """Whether the rank that a rank waits for, or one further on, waits for that rank."""
     passed, awaited = {rank}, job.links[job.at[rank]].waits_for
     while len(awaited) == 1 and awaited[0] in {*job.at} - passed:
         passed.add(awaited[0])
