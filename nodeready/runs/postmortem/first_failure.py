@@ -229,7 +229,10 @@ def consequence(job: JobFailures) -> Finding | None:
         for f in failures
     )
     is_told = all(f.event.has_phrase("no-peer") for f in job.losses)
-    is_told = is_told and not any(f.event.has_phrase("died") for f in failures)
+    # The processes whose ends are reported are those that have lost a connection.
+    pids = {f.event.pid for f in job.reports}
+    is_own = bool(pids) and pids <= {f.event.pid for f in job.losses} - {0}
+    is_told &= is_own or not any(f.event.has_phrase("died") for f in failures)
     if (job.losses and (is_quoted or is_told)) or (is_quoted and complained(job)):
         return None
     # One that says a reason says more than what quotes it.

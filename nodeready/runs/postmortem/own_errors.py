@@ -267,6 +267,9 @@ def _in_order(
     few, many = len(by_size[0].ranks), len(by_size[-1].ranks)
     if few < len(by_size[1].ranks) and 2 * many > len(job.ranks):
         return by_size, f"{counted(many, 'other rank')} share one error, as victims do", ""
+    # One fault of a shared file system has several errors.
+    if {group.first.event.kind for group in groups} == {"storage"}:
+        return by_size, "all others have errors of storage, too", ""
     return by_size, "", missing
 
 
