@@ -1,6 +1,6 @@
 """What unit tests share.
 
-tool         the command in a fork, without the time that its imports take: tests/unit/warm.py
+tool         the command, without the time that its imports take: tests/unit/warm.py
 run          a whole command on fake nodes: tests/unit/commands.py
 bundle_file  the program of the node with the default policy, as a file
 stand_ins    programs of sh that are found in PATH before the system's

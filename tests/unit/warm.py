@@ -1,42 +1,108 @@
-"""The command in a fork of the tests' process, which has imported what it talks to nodes with.
+"""The command in a process that is forked from one with everything imported.
 
-A command line that talks to nodes takes most of its time to import that. Another command line, and
-one with streams of the test's own (a terminal), is a process of its own as in tests/command.py.
+A command line that talks to nodes takes most of its time to import what it talks with. Here it is
+imported once; what is asked runs in a child of that process, with an environment, a directory and
+streams of its own, from the command line to the exit code. Another command line, and one with
+streams of the test's own (a terminal), is a process of its own as in tests/command.py.
 """
 
-import importlib
+import json
 import os
+import socket
+import subprocess
 import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-import nodeready.cli
-from nodeready.cli import cli, main
-from tests.command import Done, Tool
+from tests.command import LIMIT_S, Done, Tool
+from tests.paths import ROOT
 
-#: The first words of the command lines that fork: commands that talk to nodes, and others.
-TALKING = ("audit", "ready", "deploy", "tail", "stacks", "cores", "diff", "lemons")
-WARM = (*TALKING, "env", "learn", "explain", "--version", "--help")
+#: Commands that talk to nodes, and the first words of the command lines that fork.
+_COMMANDS = ["audit", "ready", "deploy", "tail", "stacks", "cores"]
+WARM = (*_COMMANDS, "env", "learn", "explain", "--version", "--help")
+
+_SERVER = f"""
+import importlib, json, os, socket, sys, traceback
+from nodeready.cli import cli, main, patch
+patch()
+from gevent.monkey import get_original
+for name in {_COMMANDS}:
+    cli.get_command(None, name)
+# What those import when they are at it.
+for name in (
+    "cli.screen", "fleet.inventory.load", "fleet.transport.ssh", "subjects.gate.files",
+    "runs.cores", "runs.tail", "reports.triage_tables",
+):
+    importlib.import_module("nodeready." + name)
+waitpid = get_original("os", "waitpid")
+asked = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    data, fds, _, _ = socket.recv_fds(asked, 1 << 20, 3)
+    if not data:
+        break
+    pid = os.fork()
+    if pid:
+        _, status = waitpid(pid, 0)
+        for fd in fds:
+            os.close(fd)
+        asked.sendall(b"%d\\n" % os.waitstatus_to_exitcode(status))
+        continue
+    code = 1
+    try:
+        asked.close()
+        for number, fd in enumerate(fds):
+            os.dup2(fd, number)
+        told = json.loads(data)
+        os.environ.clear()
+        os.environ.update(told["environment"])
+        os.chdir(told["cwd"])
+        main(told["words"])
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+"""
 
 
-@pytest.fixture(scope="session")
-def warm() -> None:
-    """Import the commands, and what they import when they are at it."""
-    for name in TALKING:
-        cli.get_command(None, name)  # type: ignore[arg-type]
-    for name in (
-        "cli.screen", "fleet.inventory.load", "fleet.transport.ssh", "subjects.gate.files",
-        "runs.cores", "runs.tail", "reports.triage_tables",
-    ):  # fmt: skip
-        importlib.import_module(f"nodeready.{name}")
+class Server:
+    """The process with everything imported."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(LIMIT_S)
+        argv = [sys.executable, "-c", _SERVER, str(theirs.fileno())]
+        self._process = subprocess.Popen(argv, cwd=ROOT, pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    def run(self, words: list[str], environment: dict[str, str], cwd: Path, at: Path) -> Done:
+        """What the command says, and how it ends. at: a directory for its output."""
+        told = {"words": words, "environment": environment, "cwd": str(cwd)}
+        paths = at / "stdout", at / "stderr"
+        with open(os.devnull) as nothing, paths[0].open("wb") as out, paths[1].open("wb") as err:
+            fds = [file.fileno() for file in (nothing, out, err)]
+            socket.send_fds(self._socket, [json.dumps(told).encode()], fds)
+        status = int(self._socket.recv(64))
+        texts = [path.read_bytes().decode(errors="surrogateescape") for path in paths]
+        return Done(status, *texts)
+
+    def end(self) -> None:
+        self._socket.close()
+        self._process.wait(timeout=LIMIT_S)
 
 
-class ForkedTool(Tool):
+class WarmTool(Tool):
     """`nodeready`, forked where its first word is one of WARM."""
+
+    def __init__(self, home: Path, server: Server, at: Path) -> None:
+        super().__init__(home)
+        self._server, self._at = server, at
 
     def __call__(self, *words: object, **how: Any) -> Done:
         said = [str(word) for word in words]
@@ -44,42 +110,24 @@ class ForkedTool(Tool):
         is_cold = "NODEREADY_COLD" in os.environ
         if is_cold or not said or said[0] not in WARM or how.keys() - {"cwd", "env"}:
             return super().__call__(*words, **how)
-        streams = [os.devnull, *(str(self.home.parent / name) for name in ("out", "err"))]
-        pid = os.fork()
-        if not pid:
-            self._become(said, streams, how)
-        _, status = os.waitpid(pid, 0)
-        texts = [Path(name).read_bytes().decode(errors="surrogateescape") for name in streams[1:]]
-        return Done(os.waitstatus_to_exitcode(status), *texts)
+        environment = self.environment(**(how.get("env") or {}))
+        return self._server.run(said, environment, how.get("cwd", self.home), self._at)
 
-    def _become(self, words: list[str], streams: list[str], how: dict[str, Any]) -> NoReturn:
-        status: Any = 1
-        try:
-            for number, name in enumerate(streams):
-                os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), number)
-            sys.stdin, sys.stdout, sys.stderr = map(os.fdopen, range(3), "rww")
-            # Nobody waits here for many nodes: gevent would look at all that the tests have made.
-            nodeready.cli.patch = lambda: None
-            environment = self.environment(**(how.get("env") or {}))
-            os.environ.clear()
-            os.environ.update(environment)
-            os.chdir(how.get("cwd", self.home))
-            main(words)
-        except SystemExit as end:
-            status = end.code or 0
-        except BaseException:  # noqa: BLE001 - it ends here, in words
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.end()
 
 
 @pytest.fixture
-def tool(tmp_path: Path, warm: None) -> Iterator[ForkedTool]:
+def tool(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, warm: Server
+) -> Iterator[WarmTool]:
     """`nodeready` in an empty home; tests/command.py has one that is always its own process."""
     home = tmp_path / "home"
     home.mkdir()
-    tool = ForkedTool(home)
+    tool = WarmTool(home, warm, tmp_path_factory.mktemp("said"))
     yield tool
     tool.finish()
