@@ -161,10 +161,14 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     if not groups:
         return None
     groups, reason, missing = _in_order(job, groups)
+    ranks = set(groups[0].ranks)
+    # One fault of a shared file system has several errors.
+    if not reason and {group.first.event.kind for group in groups} == {"storage"}:
+        ranks, reason = {rank for group in groups for rank in group.ranks}, "all are of storage"
     if not reason:
         return undecided([_suspect(job, group, notes) for group in groups], missing)
     first = groups[0]
-    ranks, event, kind = set(first.ranks), first.first.event, first.first.event.kind
+    event, kind = first.first.event, first.first.event.kind
     nodes = {*first.nodes} | job.nodes_of(ranks)
     if not event.frame:
         event = next((f.event for f in first.failures if f.event.frame), event)
@@ -267,9 +271,6 @@ def _in_order(
     few, many = len(by_size[0].ranks), len(by_size[-1].ranks)
     if few < len(by_size[1].ranks) and 2 * many > len(job.ranks):
         return by_size, f"{counted(many, 'other rank')} share one error, as victims do", ""
-    # One fault of a shared file system has several errors.
-    if {group.first.event.kind for group in groups} == {"storage"}:
-        return by_size, "all others have errors of storage, too", ""
     return by_size, "", missing
 
 
