@@ -437,15 +437,12 @@ class AuditWorkers:
             return NodeReport(name, gap.word, seconds, gap, groups), None
         if outcome.state is not None:
             self._states[name] = outcome.state
-        results = tuple(
-            result
-            for numbered_by, _, codes in sorted(outcome.results, key=lambda result: result[1])
-            for code in codes
-            for result in [
-                self._tables[numbered_by][0][code] if type(code) is int else _interned(code)
-            ]
-            if result.check in checks
-        )
+        by_subject = sorted(outcome.results, key=lambda result: result[1])
+        all_results = (
+            self._tables[numbered_by][0][code] if type(code) is int else _interned(code)
+            for numbered_by, _, codes in by_subject for code in codes
+        )  # fmt: skip
+        results = tuple(result for result in all_results if result.check in checks)
         facts = {
             answer_judge.SUBJECT_NAMES[subject]:
                 self._tables[numbered_by][1][code] if type(code) is int else code

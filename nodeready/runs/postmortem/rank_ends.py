@@ -87,13 +87,14 @@ def killed(job: JobFailures) -> Finding | None:
     # All reported ranks of a file may have lost a peer.
     unknown, reported = _unknown_victims(job), _reported(job)
     aborted = _aborted(job, reported)
+    of_themselves = _ends_of_themselves(job)
     order: list[RankFailure] = []
     for failure in _without_kills_of_srun(job):
         number = signal_of(failure.event.code)
         is_ended = failure.rank in excused or (failure.node, failure.event.pid) in agent_pids
         # A signal that torchrun did not send came from outside.
         is_torchrun = failure.event.source.startswith("torchrun") and bool(agent_pids)
-        is_ended |= (number in STOPS and not is_torchrun) or _ended_itself(job, failure)
+        is_ended |= (number in STOPS and not is_torchrun) or id(failure) in of_themselves
         is_ended |= not number and (
             unknown[failure.file] >= reported[failure.file, False] or _is_launcher(job, failure)
         )
@@ -244,16 +245,21 @@ def _without_kills_of_srun(job: JobFailures) -> list[RankFailure]:
     return [f for f in job.reports if id(f) not in sent]
 
 
-def _ended_itself(job: JobFailures, failure: RankFailure) -> bool:
-    """Whether a program that a shell started has ended itself after a failure of its processes."""
-    is_own = failure.rank is None and failure.is_by("of_program")
-    if is_own and signal_of(failure.event.code) == 9 and is_after(failure, job.all):
-        return True
-    # A shell returns how its program has ended.
-    return failure.event.code > 128 and any(
-        _ended_itself(job, f) for f in job.reports
-        if (f.file, f.event.code) == (failure.file, -signal_of(failure.event.code))
-    )  # fmt: skip
+def _ends_of_themselves(job: JobFailures) -> set[int]:
+    """The ids of reports of programs that a shell started, and that have ended themselves after
+    a failure of their processes; and of such shells, which return how their program has ended.
+    """
+    programs = [
+        f for f in job.reports
+        if f.rank is None and f.is_by("of_program") and signal_of(f.event.code) == 9
+        and is_after(f, job.all)
+    ]  # fmt: skip
+    ends = {(f.file, f.event.code) for f in programs}
+    shells = [
+        f for f in job.reports
+        if f.event.code > 128 and (f.file, -signal_of(f.event.code)) in ends
+    ]  # fmt: skip
+    return {id(f) for f in (*programs, *shells)}
 
 
 def _is_launcher(job: JobFailures, failure: RankFailure) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from nodeready.agent.failures.events import NOT_LAUNCHED, FileFailures
+from nodeready.agent.failures.events import NOT_LAUNCHED
 from nodeready.agent.failures.rules import (
     CONSEQUENCE,
     ENDED,
@@ -157,22 +157,21 @@ def _closed(
     # A job that runs later in the same directory is another one.
     well = [s for at in job.last_files if ends[at] for s in files[at].streams]
     last_s = max((s.last_s for s in well if s.last_s is not None), default=math.inf)
+    # Earlier phases, which have come to their last words: those of progress.
+    phases = {
+        at for at, file in enumerate(files)
+        if well and all(PHRASES["progresses"].search(s.last) for s in file.streams)
+    }  # fmt: skip
     return closed | {
         id(f) for f in outside
         if well and not ends.get(f.file) and (
             id(f) in noise or f.event.kind == "network"
             # A log of no rank is one of what looks at the nodes.
             or (f.rank is None and f.event.kind == "environment")
-            # An earlier phase has come to its last words, those of progress.
-            or (f.rank is None and f.event.lines_after and _ends_on(files[f.file]))
+            or (f.rank is None and f.event.lines_after and f.file in phases)
         )
         and (f.time_s or 0.0) <= last_s + _AFTER_FAULT_S
     }  # fmt: skip
-
-
-def _ends_on(file: FileFailures) -> bool:
-    """Whether all lines of a file end with words of progress."""
-    return all(PHRASES["progresses"].search(s.last) for s in file.streams)
 
 
 def _is_stopped(failure: RankFailure) -> bool:

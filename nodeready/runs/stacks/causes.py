@@ -12,7 +12,7 @@ from nodeready.agent.stacks.py_spy import ENDED_INTERPRETER, NO_CALL
 from nodeready.core.text import counted
 from nodeready.runs.stacks import hints
 from nodeready.runs.stacks.classify import THREAD
-from nodeready.runs.stacks.document import Frame, Group, say
+from nodeready.runs.stacks.document import ChildProcess, Frame, Group, say
 from nodeready.runs.stacks.evidence import MAX_LINE, ranks_of
 from nodeready.runs.stacks.hints import Cause
 
@@ -123,11 +123,20 @@ def waits_for_held_child(group: Group) -> bool:
     return is_waiting and any(child.state[:1] in _HELD_STATES for child in group.children)
 
 
-def running_child(group: Group) -> str:
-    """The place of a started process that a group waits for, and that computes; "": none"""
+def _awaited_child(group: Group) -> ChildProcess | None:
+    """The first process with a stack that a group has started and waits for."""
     children = group.children if group.activity == "child" else ()
-    frames = next((c.frames for c in children if c.frames and c.state.startswith("R")), ())
-    return place_text(hints.user_frame(frames) or frames[-1]) if frames else ""
+    return next((child for child in children if child.frames), None)
+
+
+def _child_place(child: ChildProcess) -> str:
+    return place_text(hints.user_frame(child.frames) or child.frames[-1])
+
+
+def running_child(group: Group) -> str:
+    """The place of the started process that a group waits for, if it computes; "": none"""
+    child = _awaited_child(group)
+    return _child_place(child) if child and child.state.startswith("R") else ""
 
 
 def child_cause(group: Group, at: str) -> Cause | None:
@@ -138,11 +147,10 @@ def child_cause(group: Group, at: str) -> Cause | None:
             name = child.kind if child.kind == "loader worker" else cut(child.command)
             action = f"waits for its child process that {how}: {name}"
             return Cause("late", action, "find the cause in its last output")
-    inner = next((child for child in group.children if child.frames), None)
-    if inner and group.activity == "child":
-        place = place_text(hints.user_frame(inner.frames) or inner.frames[-1])
+    if inner := _awaited_child(group):
         part = f" ({ranks_of(inner.ranks)})" if {*inner.ranks} < {*group.ranks} else ""
-        return Cause("late", f"waits for its child process in {place}{part}", "look there")
+        action = f"waits for its child process in {_child_place(inner)}{part}"
+        return Cause("late", action, "look there")
     # Workers that fetch ahead stand still as well while their rank is elsewhere.
     for child in group.children if is_loading or not group.frames else ():
         if child.kind == "loader worker" and not hints.is_idle_worker(child.hint):

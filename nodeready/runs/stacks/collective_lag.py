@@ -261,9 +261,8 @@ class CollectiveReader(evidence.StatementBuilder):
                     for ranks, value in self._targets(report) if rank in self.all_ranks else ():
                         ranks[rank] = value
                 # Ranks that write into one file share its reports.
-                done |= (
-                    {id(log.reports)} if all(r.rank is not None for r in log.reports) else set()
-                )
+                if all(report.rank is not None for report in log.reports):
+                    done.add(id(log.reports))
         self._watchdog()
         self._named()
         return own_logs

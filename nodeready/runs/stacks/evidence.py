@@ -193,7 +193,8 @@ class Evidence:
             key = _bytes(values, 2) if len(values) > 1 else b""
             if (reports := self._reports.get(key)) is None:
                 reports = tuple(wire.decode(WatchdogReport, report) for report in values)
-                self._reports |= {key: reports} if key else {}
+                if key:
+                    self._reports[key] = reports
             return KeptLog(
                 self._logs.value(value), reports, path[:MAX_LINE], age, last[:MAX_LINE],
                 _error(lines)[:MAX_LINE], None if nccl is None else self._nccl.value(nccl),
