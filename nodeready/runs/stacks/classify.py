@@ -364,7 +364,7 @@ def classify(
     tell whether it moves (`_verdict`). stacks: the numbers of the trace's stacks
     """
     used = _range(process.cpu_s)
-    mains, thread = _mains(process, stacks, table)
+    mains, thread, has_ended = _mains(process, stacks, table)
     delegated = thread != MAIN
     stack = mains[-1] if mains else None
     state, note = process.state[:1], process.note
@@ -377,7 +377,7 @@ def classify(
     work = "" if is_loop else process.work
     seconds = interval_s * (len(process.cpu_s) - 1)
     if len(mains) > 1:
-        if len({*mains}) > 1 and not all(table.same(mains[0], main) for main in mains[1:]):
+        if has_ended or not all(table.same(mains[0], main) for main in {*mains[1:]}):
             verdict = "progressing"
             computes = used is not None and used >= _COMPUTES * seconds
             if computes and not work and any(table.departs(mains[0], main) for main in mains[1:]):
@@ -458,12 +458,13 @@ def _range(values: Sequence[float]) -> float | None:
 
 def _mains(
     process: TracedProcess, stacks: Sequence[int], table: StackNumbers
-) -> tuple[list[int], str]:
+) -> tuple[list[int], str, bool]:
     """The stacks of the main thread by sample, each followed by that of another thread of its
-    process if it only waits for that thread; and the name of the thread classified last.
+    process if it only waits for that thread; the name of the thread classified last; and whether
+    the thread classified first has ended since, as one does that serves a request.
     """
     mains: list[int] = []
-    thread, before = MAIN, None
+    thread, before, first = MAIN, None, ""
     waits = {name for name, end in process.waits_for if end != STORE}
     for sample in process.samples:
         if sample.main is None:
@@ -489,12 +490,14 @@ def _mains(
             thread, stack = other
             main = table.joined(main, stack)
         mains.append(main)
-    return mains, thread
+        first = first or thread
+    names = {name for name, _ in before.threads} if before else set()
+    return mains, thread, first not in ("", MAIN, *names)
 
 
 def main_stack(process: TracedProcess, stacks: Sequence[int], table: StackNumbers) -> int | None:
     """The last stack's number, as of `_mains`; None: no stack. stacks: as of `classify`"""
-    mains, _ = _mains(process, stacks, table)
+    mains, _, _ = _mains(process, stacks, table)
     return mains[-1] if mains else None
 
 
