@@ -141,7 +141,7 @@ class FailureReader:
         """Read one line."""
         self.number += 1
         line, moment = log_ranks.unwrapped(line) if self.reader.is_contained else (line, "")
-        if line[:1] == "{" and (rows := _structured(line)):
+        if (line[:1] == "{" or " msg=" in line) and (rows := _structured(line)):
             for row in rows:
                 self._feed(row, moment)
         else:
@@ -934,14 +934,21 @@ def _failing(text: str) -> tuple[int, ...]:
     return (int(match[match.lastindex or 0]),) if match else ()
 
 
-#: Maximum characters of a line of JSON, and the keys of its rank.
-_MAX_JSON, _RANK_KEYS = 1 << 16, ("rank", "global_rank", "RANK")
+#: Maximum characters of a line of JSON or logfmt, and the keys of its rank.
+_MAX_STRUCTURED, _RANK_KEYS = 1 << 16, ("rank", "global_rank", "RANK")
+#: The first pair of a line of logfmt with a level before its message; any pair.
+_LOGFMT = re.compile(r"(?:^|(?<=\s))(?:[\w.]{1,40}=\S{1,200} ){0,4}level=\w{4,8} (?=(?:\S+ ){0,4}msg=)")
+_PAIR = re.compile(r'(?:^|(?<=\s))([\w.]{1,40})=("(?:[^"\\]|\\.)*"|\S*)')
 
 
 def _structured(line: str) -> list[str]:
-    """The lines in the texts of a logger's JSON object, with its rank; []: it has none."""
-    if len(line) > _MAX_JSON or not rules.has_needle(line):
+    """The lines in the texts of a logger's JSON object or logfmt, with its rank; []: it has
+    none.
+    """
+    if len(line) > _MAX_STRUCTURED or not rules.has_needle(line):
         return []
+    if line[:1] != "{":
+        return _message(line)
     try:
         data = wire.load_json(line)
     except wire.DecodeError:
@@ -953,3 +960,22 @@ def _structured(line: str) -> list[str]:
     head = " ".join(text for text in texts if "\n" not in text)
     rows = [row for text in texts if "\n" in text for row in text.split("\n")]
     return [prefix + row for row in (head, *rows)]
+
+
+def _message(line: str) -> list[str]:
+    """The lines of a message in logfmt, as a logger of plain lines writes them; []: it has none.
+
+    >>> _message('time="2024-03-01T12:00:00Z" level=error msg="no disk" error="write: EIO" pod=a')
+    ['2024-03-01T12:00:00Z [ERROR] no disk: write: EIO']
+    """
+    if not (match := _LOGFMT.search(line)):
+        return []
+    pairs = {key: value.strip('"') for key, value in _PAIR.findall(line, match.start())}
+    error = pairs.get("error") or pairs.get("err") or "<nil>"
+    text = pairs["msg"] + f": {error}" * (error != "<nil>")
+    text = text.replace("\\n", "\n").replace('\\"', '"').replace("\\t", "\t")
+    rank = next((f"[rank{pairs[key]}]: " for key in _RANK_KEYS if key in pairs), "")
+    moment = pairs.get("time") or pairs.get("ts") or ""
+    head = f"{line[: match.start()]}{moment} [{pairs['level'].upper()}] ".lstrip()
+    first, *rows = text.split("\n")
+    return [f"{rank}{head}{first}", *(rank + row for row in rows)]
