@@ -262,6 +262,7 @@ class FailureReader:
         if text.startswith(rules.SKIPPED) and not is_handled(text):
             return True
         if match := _SPAWNED.match(text):
+            self._end_announced(stream)
             stream.spawned = int(match[1])
             return True
         if block := _BLOCK.match(text):
@@ -282,7 +283,7 @@ class FailureReader:
             self._end_chain(stream)
             before = self._before(stream)
             stream.failing = stream.failing or _failing(before)
-            stream.is_of_request = is_of_request(before)
+            stream.is_of_request = is_of_request(before or self._event_above(stream))
             self._add_exception(stream, text)
             if is_handled(before) or rules.PHRASES["warns"].search(before[:LEVEL]):
                 stream.handled[self.number] = stream.plain
@@ -294,14 +295,16 @@ class FailureReader:
         """The line right before, where it belongs to no failure; ""."""
         return stream.last if stream.last_at == self.number - 1 else ""
 
+    def _event_above(self, stream: RankStream) -> str:
+        """The text of the event of the line right before; "": it has none."""
+        return "".join(e.text for e in stream.events[-1:] if e.line == self.number - 1)
+
     def _begin_traceback(
         self, stream: RankStream, text: str, line: str, header: re.Match[str] | None
     ) -> None:
         """The first line of a traceback. header: its parts; None: Rich draws it"""
         prefix = header["prefix"] if header else ""
-        self._end_details(stream)
-        if stream.chain and _ANNOUNCES.search(stream.chain[-1].event.text):
-            stream.chain.pop()
+        self._end_announced(stream)
         is_original = "Original Traceback" in text or stream.in_group
         stream.in_group = stream.in_group or "Exception Group Traceback" in text
         if is_original and stream.chain:
@@ -322,10 +325,7 @@ class FailureReader:
             stream.failing, stream.is_quoted = (int(header["rank"]),), True
         is_further = stream.is_chained and stream.is_of_request
         # A row may explain the line above.
-        earlier = before or "".join(
-            e.text for e in stream.events[-1:] if e.line == self.number - 1
-        )
-        stream.is_of_request = is_further or is_of_request(earlier)
+        stream.is_of_request = is_further or is_of_request(before or self._event_above(stream))
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
         if is_unknown and (host or log_ranks.may_tell_rank(prefix)):
@@ -524,6 +524,12 @@ class FailureReader:
         if stream.mode == "details":
             stream.mode = ""
 
+    def _end_announced(self, stream: RankStream) -> None:
+        """Complete the last exception, unless it only announces the one that follows."""
+        self._end_details(stream)
+        if stream.chain and _ANNOUNCES.search(stream.chain[-1].event.text):
+            stream.chain.pop()
+
     def _end_chain(self, stream: RankStream) -> None:
         """Add the event of a chain of exceptions: what began it, then what it became."""
         self._end_details(stream)
@@ -715,6 +721,8 @@ class FailureReader:
             self._add(stream, event)
         if row.aborts or rules.PHRASES["fatal-log"].search(text):
             stream.aborts.add(self.number)
+        if event.role == rules.LOST and is_of_request(text):
+            stream.requests.add(self.number)
         # A shell runs its next command.
         stream.announced |= {self.number} if event.has_phrase("of-a-shell") else set()
         stream.mode = "details" if row.details else "fatal" if row.stack else stream.mode
@@ -937,7 +945,9 @@ def _failing(text: str) -> tuple[int, ...]:
 #: Maximum characters of a line of JSON or logfmt, and the keys of its rank.
 _MAX_STRUCTURED, _RANK_KEYS = 1 << 16, ("rank", "global_rank", "RANK")
 #: The first pair of a line of logfmt with a level before its message; any pair.
-_LOGFMT = re.compile(r"(?:^|(?<=\s))(?:[\w.]{1,40}=\S{1,200} ){0,4}level=\w{4,8} (?=(?:\S+ ){0,4}msg=)")
+_LOGFMT = re.compile(
+    r"(?:^|(?<=\s))(?:[\w.]{1,40}=\S{1,200} ){0,4}level=\w{4,8} (?=(?:\S+ ){0,4}msg=)"
+)
 _PAIR = re.compile(r'(?:^|(?<=\s))([\w.]{1,40})=("(?:[^"\\]|\\.)*"|\S*)')
 
 
