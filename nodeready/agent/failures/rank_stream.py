@@ -6,7 +6,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from nodeready.agent.failures import rules
 from nodeready.agent.failures.events import FailureEvent
@@ -273,10 +273,12 @@ class RankStream:
         # A bar, an epoch and a loop count each for itself.
         counts: dict[str, list[float]] = {}
         texts = [text for number, text in self.recent if number > line]
-        matches = [list(STEP.finditer(text[:400])) for text in texts]
-        for match in (match for row in matches for match in row):
-            word = match[0][: match.start(1) - match.start()].lower() if match[1] else ""
-            counts.setdefault(word, []).append(float(match[1] or match[2]))
+        row = rules.PHRASES["table-row"]
+        matches = [[*STEP.finditer(text[:400])] or [*row.finditer(text[:400])] for text in texts]
+        for match in chain.from_iterable(matches):
+            number = match.lastindex or 0
+            word = match[0][: match.start(number) - match.start()].strip().lower()
+            counts.setdefault(word, []).append(float(match[number]))
         is_growing = all(a <= b for c in counts.values() for a, b in zip(c, c[1:]))
         has_steps = any(len(set(numbers)) >= _STEPS for numbers in counts.values())
         return has_steps and is_growing and any(matches[-last:])

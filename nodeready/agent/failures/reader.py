@@ -141,7 +141,7 @@ class FailureReader:
         """Read one line."""
         self.number += 1
         line, moment = log_ranks.unwrapped(line) if self.reader.is_contained else (line, "")
-        if line[:1] == "{" and (rows := _structured(line)):
+        if (line[:1] == "{" or " msg=" in line) and (rows := _structured(line)):
             for row in rows:
                 self._feed(row, moment)
         else:
@@ -262,6 +262,7 @@ class FailureReader:
         if text.startswith(rules.SKIPPED) and not is_handled(text):
             return True
         if match := _SPAWNED.match(text):
+            self._end_announced(stream)
             stream.spawned = int(match[1])
             return True
         if block := _BLOCK.match(text):
@@ -282,7 +283,7 @@ class FailureReader:
             self._end_chain(stream)
             before = self._before(stream)
             stream.failing = stream.failing or _failing(before)
-            stream.is_of_request = is_of_request(before)
+            stream.is_of_request = is_of_request(before or self._event_above(stream))
             self._add_exception(stream, text)
             if is_handled(before) or rules.PHRASES["warns"].search(before[:LEVEL]):
                 stream.handled[self.number] = stream.plain
@@ -294,14 +295,16 @@ class FailureReader:
         """The line right before, where it belongs to no failure; ""."""
         return stream.last if stream.last_at == self.number - 1 else ""
 
+    def _event_above(self, stream: RankStream) -> str:
+        """The text of the event of the line right before; "": it has none."""
+        return "".join(e.text for e in stream.events[-1:] if e.line == self.number - 1)
+
     def _begin_traceback(
         self, stream: RankStream, text: str, line: str, header: re.Match[str] | None
     ) -> None:
         """The first line of a traceback. header: its parts; None: Rich draws it"""
         prefix = header["prefix"] if header else ""
-        self._end_details(stream)
-        if stream.chain and _ANNOUNCES.search(stream.chain[-1].event.text):
-            stream.chain.pop()
+        self._end_announced(stream)
         is_original = "Original Traceback" in text or stream.in_group
         stream.in_group = stream.in_group or "Exception Group Traceback" in text
         if is_original and stream.chain:
@@ -322,10 +325,7 @@ class FailureReader:
             stream.failing, stream.is_quoted = (int(header["rank"]),), True
         is_further = stream.is_chained and stream.is_of_request
         # A row may explain the line above.
-        earlier = before or "".join(
-            e.text for e in stream.events[-1:] if e.line == self.number - 1
-        )
-        stream.is_of_request = is_further or is_of_request(earlier)
+        stream.is_of_request = is_further or is_of_request(before or self._event_above(stream))
         host, rank, local = stream.key
         is_unknown = (rank, local) == (None, None) and host[:1] in ("", "[")
         if is_unknown and (host or log_ranks.may_tell_rank(prefix)):
@@ -524,6 +524,12 @@ class FailureReader:
         if stream.mode == "details":
             stream.mode = ""
 
+    def _end_announced(self, stream: RankStream) -> None:
+        """Complete the last exception, unless it only announces the one that follows."""
+        self._end_details(stream)
+        if stream.chain and _ANNOUNCES.search(stream.chain[-1].event.text):
+            stream.chain.pop()
+
     def _end_chain(self, stream: RankStream) -> None:
         """Add the event of a chain of exceptions: what began it, then what it became."""
         self._end_details(stream)
@@ -715,6 +721,8 @@ class FailureReader:
             self._add(stream, event)
         if row.aborts or rules.PHRASES["fatal-log"].search(text):
             stream.aborts.add(self.number)
+        if event.role == rules.LOST and is_of_request(text):
+            stream.requests.add(self.number)
         # A shell runs its next command.
         stream.announced |= {self.number} if event.has_phrase("of-a-shell") else set()
         stream.mode = "details" if row.details else "fatal" if row.stack else stream.mode
@@ -934,14 +942,23 @@ def _failing(text: str) -> tuple[int, ...]:
     return (int(match[match.lastindex or 0]),) if match else ()
 
 
-#: Maximum characters of a line of JSON, and the keys of its rank.
-_MAX_JSON, _RANK_KEYS = 1 << 16, ("rank", "global_rank", "RANK")
+#: Maximum characters of a line of JSON or logfmt, and the keys of its rank.
+_MAX_STRUCTURED, _RANK_KEYS = 1 << 16, ("rank", "global_rank", "RANK")
+#: The first pair of a line of logfmt with a level before its message; any pair.
+_LOGFMT = re.compile(
+    r"(?:^|(?<=\s))(?:[\w.]{1,40}=\S{1,200} ){0,4}level=\w{4,8} (?=(?:\S+ ){0,4}msg=)"
+)
+_PAIR = re.compile(r'(?:^|(?<=\s))([\w.]{1,40})=("(?:[^"\\]|\\.)*"|\S*)')
 
 
 def _structured(line: str) -> list[str]:
-    """The lines in the texts of a logger's JSON object, with its rank; []: it has none."""
-    if len(line) > _MAX_JSON or not rules.has_needle(line):
+    """The lines in the texts of a logger's JSON object or logfmt, with its rank; []: it has
+    none.
+    """
+    if len(line) > _MAX_STRUCTURED or not rules.has_needle(line):
         return []
+    if line[:1] != "{":
+        return _message(line)
     try:
         data = wire.load_json(line)
     except wire.DecodeError:
@@ -953,3 +970,22 @@ def _structured(line: str) -> list[str]:
     head = " ".join(text for text in texts if "\n" not in text)
     rows = [row for text in texts if "\n" in text for row in text.split("\n")]
     return [prefix + row for row in (head, *rows)]
+
+
+def _message(line: str) -> list[str]:
+    """The lines of a message in logfmt, as a logger of plain lines writes them; []: it has none.
+
+    >>> _message('time="2024-03-01T12:00:00Z" level=error msg="no disk" error="write: EIO" pod=a')
+    ['2024-03-01T12:00:00Z [ERROR] no disk: write: EIO']
+    """
+    if not (match := _LOGFMT.search(line)):
+        return []
+    pairs = {key: value.strip('"') for key, value in _PAIR.findall(line, match.start())}
+    error = pairs.get("error") or pairs.get("err") or "<nil>"
+    text = pairs["msg"] + f": {error}" * (error != "<nil>")
+    text = text.replace("\\n", "\n").replace('\\"', '"').replace("\\t", "\t")
+    rank = next((f"[rank{pairs[key]}]: " for key in _RANK_KEYS if key in pairs), "")
+    moment = pairs.get("time") or pairs.get("ts") or ""
+    head = f"{line[: match.start()]}{moment} [{pairs['level'].upper()}] ".lstrip()
+    first, *rows = text.split("\n")
+    return [f"{rank}{head}{first}", *(rank + row for row in rows)]

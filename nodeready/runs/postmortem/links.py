@@ -109,7 +109,10 @@ def lost_peers(job: JobFailures) -> Finding | None:
         finding = replace(finding, kind="network", sentence=sentence)
     # A launcher of all ranks says that these ended by it, and no further rank.
     ranks = ranks_in(peerless)
-    is_whole = job.finder.is_one_node and set() < ranks < job.ranks
+    # torchrun has ended further ones, whose ranks no line names.
+    is_sent = any(f.event.source == "torchrun" for f in job.ended)
+    is_part = set() < ranks < job.ranks or (len(ranks) == 1 and is_sent)
+    is_whole = job.finder.is_one_node and is_part
     # torch.multiprocessing says which process failed first, and has its words alone.
     is_only = job.finder.is_one_node and not job.logged and len(errors) == len(ranks) == 1
     is_only &= errors[0].event.local_rank is not None

@@ -402,6 +402,14 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     }  # fmt: skip
     of_next = {f.event.line: own_ends[f.event.line] for f in errors if f.event.line in own_ends}
     is_lost = any(f.event.role in (LOST, WAITED) and not f.event.is_warning for f in failures)
+    # All ranks that have ended but one have a traceback of their own.
+    raised = [
+        f for f in failures if f.rank is not None and f.event.role == FAILED and f.event.frame
+    ]
+    alone = ranks_in(ends) - ranks_in(raised)
+    if len(errors) == len(alone) == 1 and raised and not is_lost:
+        is_other = errors[0].event.frame and _chain(errors[0]) not in map(_chain, raised)
+        of_next |= {errors[0].event.line: alone} if is_other else {}
     exits, aborted, crashed = _by_end(ends, lambda f: bool(signal_of(f.event.code)))
     # A process that aborts says so after its error.
     errors, notices, crashes = _by_end(errors, lambda f: f.event.kind in ("segfault", "signal"))
@@ -478,6 +486,19 @@ def _without_reason(failures: Sequence[RankFailure]) -> list[RankFailure]:
         if f.event.role == FAILED and f.event.has_phrase("no-reason")
         and waited.get((f.file, f.event.ranks), f.event.line) < f.event.line else f
         for f in failures
+    ]  # fmt: skip
+
+
+def _without_warnings(errors: Iterable[RankFailure]) -> list[RankFailure]:
+    """The errors, without the warnings that another rank has survived, or that an error of their
+    kind repeats in their log.
+    """
+    errors = list(errors)
+    survived = {f.event.text for f in errors if f.event.is_warning and f.event.handled}
+    repeated = {(f.file, f.event.kind) for f in errors if not f.event.is_warning}
+    return [
+        f for f in errors if f.event.handled or not f.event.is_warning
+        or not (f.event.text in survived or (f.file, f.event.kind) in repeated)
     ]  # fmt: skip
 
 
@@ -564,7 +585,7 @@ class JobFailures:
                 self.died_at.setdefault(failure.file, failure.event.line)
         #: The errors of ranks' own. An error of an earlier attempt counts where the last attempt
         #: has none.
-        self.own_errors = [f for f in by_role[FAILED] if not self._is_victim(f)]
+        self.own_errors = _without_warnings(f for f in by_role[FAILED] if not self._is_victim(f))
         self.last_files = last_attempt(evidence)
         last_errors = [f for f in self.own_errors if f.file in self.last_files]
         self.own_errors = last_errors or self.own_errors
