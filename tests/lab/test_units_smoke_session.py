@@ -119,7 +119,7 @@ def test_no_session(start, user, profile, text, why):
     """The reason is one line, within the time. What else a profile does: test_proof."""
     profile(f"{text}\n")
     assert within(20, lambda: not of(user, ended=True))
-    node = start(user=user, limit_s=8)
+    node = start(user=user, limit_s=15)
     hello = node.answer()
     assert hello.reason.startswith("no session: ")
     assert why in hello.reason
