@@ -209,7 +209,8 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     suspects = [suspect_of(ranks, nodes, for_, (*against, *notes))]
     complaint = job.complaint(ranks) if event.has_phrase("only-ends") else ""
     last_words = complaint or event.last_words
-    kind = meaning(complaint).kind if complaint else event.kind
+    is_told = complaint or (last_words and event.kind == "exception")
+    kind = meaning(last_words).kind if is_told else event.kind
     lead = f"{excerpt(last_words, 200)}; then " if last_words else ""
     error = "; ".join((f"{lead}{event.text}", *kernel_lines(behind)[:1]))
     return Finding(

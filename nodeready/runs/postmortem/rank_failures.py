@@ -491,14 +491,14 @@ def _without_reason(failures: Sequence[RankFailure]) -> list[RankFailure]:
 
 def _without_warnings(errors: Iterable[RankFailure]) -> list[RankFailure]:
     """The errors, without the warnings that another rank has survived, or that an error of their
-    kind repeats in their log.
+    kind and rank repeats in their log.
     """
     errors = list(errors)
     survived = {f.event.text for f in errors if f.event.is_warning and f.event.handled}
-    repeated = {(f.file, f.event.kind) for f in errors if not f.event.is_warning}
+    repeated = {(f.file, f.rank, f.event.kind) for f in errors if not f.event.is_warning}
     return [
         f for f in errors if f.event.handled or not f.event.is_warning
-        or not (f.event.text in survived or (f.file, f.event.kind) in repeated)
+        or not (f.event.text in survived or (f.file, f.rank, f.event.kind) in repeated)
     ]  # fmt: skip
 
 
