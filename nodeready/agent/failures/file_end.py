@@ -81,7 +81,9 @@ class FileEnd:
             if line in repeats:
                 after = stream.plain - handled[event.text]
             works = steps_on or line in survived
-            works = works or any(w is not stream and w.steps_since(line) for w in writers)
+            # While a rank waits in a collective, no other one comes to a step.
+            further = self._step_writers if event.role == rules.WAITED else writers
+            works = works or any(w is not stream and w.steps_since(line) for w in further)
             completed = replace(
                 event,
                 # An event keeps the number of plain lines before it until now.

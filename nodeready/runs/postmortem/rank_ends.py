@@ -365,6 +365,7 @@ def _signal_name(failure: RankFailure, default: str) -> str:
     """The signal that an event names."""
     event, match = failure.event, _SIGNAL.search(failure.event.text)
     if "KeyboardInterrupt" in event.text:
-        return "SIGINT (Ctrl-C)"
+        # Servers raise it in their handlers of signals, with their word for SIGTERM.
+        return "SIGTERM" if event.text.endswith(": terminated") else "SIGINT (Ctrl-C)"
     code = int(match[1]) if match and not event.code else event.code
     return SIGNAL_NAMES.get(signal_of(code) or abs(code), default)
