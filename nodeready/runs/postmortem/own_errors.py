@@ -117,7 +117,12 @@ def not_launched(job: JobFailures) -> Finding | None:
     kind = "network" if kinds & {"network", "timeout"} else "storage" if "storage" in kinds else ""
     # A launcher that does not come to its own tasks waits for no peer.
     kind = "timeout" if (event.role, event.kind) == (FAILED, "timeout") else kind
-    finding = Finding(for_=lines_of(errors), failures=errors[:1], words=words, kind=kind)
+    # Those that were started wait for the others in vain.
+    is_partial = any(f.event.source != NOT_LAUNCHED for f in job.victims)
+    finding = Finding(
+        for_=lines_of(errors), failures=errors[:1], words=words, kind=kind,
+        sentence="not all ranks were started: {error}" if is_partial else "",
+    )  # fmt: skip
     # srun kills all further tasks when the container of one rank does not start.
     tasks = [f for f in job.reports if f.event.source == "srun"]
     failed = [f for f in tasks if f.event.code > 0]

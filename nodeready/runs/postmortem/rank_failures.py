@@ -171,7 +171,7 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
     )  # fmt: skip
     by_rank: dict[object, RankFailure] = {}
     texts: set[str] = set()
-    told_in = {f.file for f in ordered if f.rank is None and f.event.has_phrase("reported-late")}
+    told_in = {f.file for f in ordered if f.event.has_phrase("reported-late")}
     for failure in ordered:
         event, rank = failure.event, failure.rank
         first = by_rank.get(rank)
