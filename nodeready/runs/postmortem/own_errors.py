@@ -193,8 +193,8 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     if len(job.ranks) > 1 and is_all:
         name = f"all {len(ranks)} ranks"
         for_.append("every rank raised it: a mistake that all share, not one rank's")
-    elif not ranks and len(first.failures) > 1:
-        name = f"{len(first.failures)} ranks"
+    elif not ranks and first.writers > 1:
+        name = f"{first.writers} ranks"
     roots, against = [f.rank for f in job.roots if f.rank is not None], list[str]()
     if ranks and roots and ranks.isdisjoint(roots):
         text = "torchrun names rank {} as its first observed failure, which only says that {}"

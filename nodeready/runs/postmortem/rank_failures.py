@@ -63,6 +63,12 @@ class EqualFailures:
         return tuple(sorted({f.node for f in ranked if f.node}, key=natural))
 
     @property
+    def writers(self) -> int:
+        """How many processes have written them: Python, C++ and a watchdog may each name one."""
+        names = Counter(_shape(f.event.text.partition("; then ")[0]) for f in self.failures)
+        return max(names.values())
+
+    @property
     def earliest(self) -> RankFailure | None:
         """The failure with the earliest time; None: none has a time."""
         timed = [f for f in self.failures if f.time_s is not None]
