@@ -118,7 +118,7 @@ def not_launched(job: JobFailures) -> Finding | None:
     # A launcher that does not come to its own tasks waits for no peer.
     kind = "timeout" if (event.role, event.kind) == (FAILED, "timeout") else kind
     # Those that were started wait for the others in vain.
-    is_partial = any(f.event.source != NOT_LAUNCHED for f in job.victims)
+    is_partial = any(f.event.call for f in job.victims)
     finding = Finding(
         for_=lines_of(errors), failures=errors[:1], words=words, kind=kind,
         sentence="not all ranks were started: {error}" if is_partial else "",
