@@ -117,7 +117,12 @@ def not_launched(job: JobFailures) -> Finding | None:
     kind = "network" if kinds & {"network", "timeout"} else "storage" if "storage" in kinds else ""
     # A launcher that does not come to its own tasks waits for no peer.
     kind = "timeout" if (event.role, event.kind) == (FAILED, "timeout") else kind
-    finding = Finding(for_=lines_of(errors), failures=errors[:1], words=words, kind=kind)
+    # Those that were started wait for the others in vain.
+    is_partial = any(f.event.call for f in job.victims)
+    finding = Finding(
+        for_=lines_of(errors), failures=errors[:1], words=words, kind=kind,
+        sentence="not all ranks were started: {error}" if is_partial else "",
+    )  # fmt: skip
     # srun kills all further tasks when the container of one rank does not start.
     tasks = [f for f in job.reports if f.event.source == "srun"]
     failed = [f for f in tasks if f.event.code > 0]
@@ -188,8 +193,8 @@ def first_error(job: JobFailures, errors: Sequence[RankFailure], *notes: str) ->
     if len(job.ranks) > 1 and is_all:
         name = f"all {len(ranks)} ranks"
         for_.append("every rank raised it: a mistake that all share, not one rank's")
-    elif not ranks and len(first.failures) > 1:
-        name = f"{len(first.failures)} ranks"
+    elif not ranks and first.writers > 1:
+        name = f"{first.writers} ranks"
     roots, against = [f.rank for f in job.roots if f.rank is not None], list[str]()
     if ranks and roots and ranks.isdisjoint(roots):
         text = "torchrun names rank {} as its first observed failure, which only says that {}"

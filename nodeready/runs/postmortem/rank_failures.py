@@ -63,6 +63,12 @@ class EqualFailures:
         return tuple(sorted({f.node for f in ranked if f.node}, key=natural))
 
     @property
+    def writers(self) -> int:
+        """How many processes have written them: Python, C++ and a watchdog may each name one."""
+        names = Counter(_shape(f.event.text.partition("; then ")[0]) for f in self.failures)
+        return max(names.values())
+
+    @property
     def earliest(self) -> RankFailure | None:
         """The failure with the earliest time; None: none has a time."""
         timed = [f for f in self.failures if f.time_s is not None]
@@ -171,7 +177,7 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
     )  # fmt: skip
     by_rank: dict[object, RankFailure] = {}
     texts: set[str] = set()
-    told_in = {f.file for f in ordered if f.rank is None and f.event.has_phrase("reported-late")}
+    told_in = {f.file for f in ordered if f.event.has_phrase("reported-late")}
     for failure in ordered:
         event, rank = failure.event, failure.rank
         first = by_rank.get(rank)
