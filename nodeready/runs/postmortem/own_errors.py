@@ -77,7 +77,7 @@ def own_error(job: JobFailures) -> Finding | None:
     missed = [f for f in job.own_errors if f.event.source == COORDINATOR]
     named = _with_missed_rank(named, missed)
     # What has ended the missed rank says more.
-    if coordinators and not named and ranks_in(coordinators) <= ranks_in(job.ended):
+    if not named and set() < ranks_in(coordinators) <= ranks_in(job.ended):
         return None
     return first_error(job, named or coordinators or errors)
 
