@@ -27,7 +27,9 @@ def _nccl_error(line):
 
 def _failure(line):
     """The row of a line without a traceback, or of an exception's text."""
-    found = failure_rules.find_row(failure_rules.LINE_ROWS, line)
+    is_indented = line[:1].isspace() and not line[1:2].isalpha()  # Fortran begins with one blank.
+    rows = failure_rules.INDENTED_ROWS if is_indented else failure_rules.LINE_ROWS
+    found = failure_rules.find_row(rows, line)
     return found[0].key if found else failure_rules.explain(line)[0]
 
 

@@ -265,8 +265,8 @@ def exit_status(job: JobFailures) -> Finding | None:
 RULES = (
     Rule("unclear", survived, "no failure: {how}{seen}"),
     Rule("oom", out_of_memory, "{who}: out of memory: {by} killed {process}{quoted}"),
-    Rule("environment", not_launched, "no rank was started: {error}"),
     Rule("signal", ended_first, "{who} {was|were} ended by {signal}, from outside"),
+    Rule("environment", not_launched, "no rank was started: {error}"),
     Rule("exception", own_error, ERROR),
     Rule("unclear", mismatch, "{who} or a peer called with another size: {error}"),
     Rule("network", lost_node, "Slurm lost a node of the job ({nodes})"),

@@ -75,7 +75,11 @@ def own_error(job: JobFailures) -> Finding | None:
     ]  # fmt: skip
     # Each process that the coordinator tells writes the same.
     missed = [f for f in job.own_errors if f.event.source == COORDINATOR]
-    return first_error(job, _with_missed_rank(named, missed) or coordinators or errors)
+    named = _with_missed_rank(named, missed)
+    # What has ended the missed rank says more.
+    if not named and set() < ranks_in(coordinators) <= ranks_in(job.ended):
+        return None
+    return first_error(job, named or coordinators or errors)
 
 
 def _with_missed_rank(

@@ -521,6 +521,9 @@ def is_same_clock(failure: RankFailure, other: RankFailure) -> bool:
 
 def precedes(failure: RankFailure, other: RankFailure) -> bool:
     """Whether a failure is earlier by more than the clocks may differ."""
+    is_below = failure.file == other.file and failure.event.line > other.event.line
+    if is_below and failure.event.time_s is None:
+        return False  # Its rank's line with a time may be old.
     if is_same_clock(failure, other):
         return failure.late_s < other.early_s
     return failure.latest_s < other.earliest_s
