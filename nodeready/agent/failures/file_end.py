@@ -119,16 +119,10 @@ class FileEnd:
     def _survived(self, stream: RankStream) -> set[int]:
         """The lines of errors that ended no process, as the program closes as usual."""
         is_part = self._is_part(stream)
-        # What only warns of others ends none of them.
-        steps_at = {
-            e.line for e in stream.events
-            if e.is_warning and any(w.steps_since(e.line) for w in self._step_writers)
-        }  # fmt: skip
         survived = stream.requests | {
             e.line for e in stream.events if 0 < self._closing_at <= e.line + 1 < self.at
             if e.frame or e.is_warning or e.line in stream.handled or e.role in _OF_OTHERS
-            if e.kind not in OF_PROCESS
-            and (is_part or stream.last_at > e.line or e.line in steps_at)
+            if e.kind not in OF_PROCESS and (is_part or stream.last_at > e.line)
         }  # fmt: skip
         texts = {e.text for e in stream.events if e.line in survived}
         return survived | {e.line for e in stream.events if e.text in texts and not e.code}
