@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodeready import knowledge
 from nodeready.agent.failures.rules import PHRASES
@@ -144,7 +144,7 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
     pids: dict[str, LogPid] = {}
     version, room, finished, own_ranks = "", _MAX_PID_LINES, 0, set[int]()
     program_finished = manager_finished = resumed = 0
-    renamed, killed = dict[int, set[int]](), Counter[str]()
+    renamed, killed, of_nccl = dict[int, set[int]](), Counter[str](), dict[str, LogPid]()
     for number, line in enumerate(lines, 1):
         # A log may have a pid in each line.
         if "pid: " in line and "_0:" in (following := "".join(lines[number : number + 1])):
@@ -153,10 +153,13 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
             room -= 1
             for rank, pid in _RANK_PID.findall(line[:_MAX_LINE]):
                 pids.setdefault(pid, LogPid(int(pid), int(rank), None, ""))
-            match = _PID.search(line[:_MAX_LINE])
-            if match and (pid := match[1] or match[2]) not in pids:
-                origin = split(line[:_MAX_LINE])
-                pids[pid] = LogPid(int(pid), origin.rank, origin.local_rank, origin.host)
+            if match := _PID.search(line[:_MAX_LINE]):
+                pid, origin = match[1] or match[2], split(line[:_MAX_LINE])
+                writer = LogPid(int(pid), origin.rank, origin.local_rank, origin.host)
+                first = of_nccl.setdefault(pid, writer) if match[2] else writer
+                if pids.setdefault(pid, writer) == first != writer and first.host == writer.host:
+                    # A process with several GPUs has none of their ranks.
+                    pids[pid] = replace(writer, rank=None, local_rank=None)
             _add_launched(pids, killed, line[:_MAX_LINE], split)
         if not any(map(line.__contains__, _NEEDLES)):
             continue

@@ -484,14 +484,16 @@ class FailureReader:
         if message != last.event.text:
             _reword(last, message, rules.meaning(message))
         is_vague = _is_vague(message)
-        if lines and (match := _WHAT.match(lines[0])):
+        # Other lines of its process may stand before the text.
+        what = next((at for at, line in enumerate(lines) if _WHAT.match(line)), 0)
+        if lines and (match := _WHAT.match(lines[what])):
             # Several ranks have named theirs before the first text follows.
             while stream.events and stream.events[-1].text == message:
                 stream.events.pop()
             text = f"{message}: {match['text']}"
-            _reword(last, text, rules.meaning("\n".join([text, *lines[1:]])))
+            lines = [*lines[:what], *lines[what + 1 :]]
+            _reword(last, text, rules.meaning("\n".join([text, *lines])))
             is_vague = _is_vague(text)
-            lines = lines[1:]
         if lines and is_vague:
             text_meaning = rules.meaning("\n".join(lines))
             # NCCL repeats its last warning at the end.
