@@ -396,8 +396,9 @@ def holds_lock(job: HungJob) -> HangFinding | None:
             waiting.update(group.ranks)
     # Who waits for a lock is the cause only where all do.
     first = {rank: text for rank, text in locks.items() if rank not in waiting}
-    # In a circle of several locks, no rank comes first.
-    is_circle = len(first) < len(locks) and any(_is_in_circle(job, rank) for rank in first)
+    # In a circle of several locks, no rank comes first. A thread's wait for one is not seen here.
+    is_many = len(first) < len(locks)
+    is_circle = any(_circle(job, rank) > (1 if is_many else 2) for rank in first)
     locks = first or locks
     if not locks or is_circle:
         return None
@@ -407,13 +408,13 @@ def holds_lock(job: HungJob) -> HangFinding | None:
     return HangFinding(words, [suspect], len(locks), leads=True)
 
 
-def _is_in_circle(job: HungJob, rank: int) -> bool:
-    """Whether the rank that a rank waits for, or one further on, waits for that rank."""
+def _circle(job: HungJob, rank: int) -> int:
+    """The ranks of the circle in which a rank waits for itself; 0: it is in none."""
     passed, awaited = {rank}, job.links[job.at[rank]].waits_for
     while len(awaited) == 1 and awaited[0] in {*job.at} - passed:
         passed.add(awaited[0])
         awaited = job.links[job.at[awaited[0]]].waits_for
-    return awaited == (rank,)
+    return len(passed) if awaited == (rank,) else 0
 
 
 def each_other(job: HungJob) -> HangFinding | None:
