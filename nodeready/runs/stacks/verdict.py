@@ -396,9 +396,10 @@ def holds_lock(job: HungJob) -> HangFinding | None:
             waiting.update(group.ranks)
     # Who waits for a lock is the cause only where all do.
     first = {rank: text for rank, text in locks.items() if rank not in waiting}
-    # In a circle of several locks, no rank comes first. A thread's wait for one is not seen here.
-    is_many = len(first) < len(locks)
-    is_circle = any(_circle(job, rank) > (1 if is_many else 2) for rank in first)
+    # In a circle no rank comes first, but for one that keeps several from the lock that it has. A
+    # thread's wait for a further lock is not seen here.
+    is_pair = len(first) < len(locks) or len(waiting) == 1
+    is_circle = any(_circle(job, rank) > (1 if is_pair else 2) for rank in first)
     locks = first or locks
     if not locks or is_circle:
         return None
