@@ -280,6 +280,7 @@ class FailureReader:
             stream.is_ignored = False
             return True
         if is_named and not is_handled(text):
+            stream.is_quoted = _wraps(stream)
             self._end_chain(stream)
             before = self._before(stream)
             stream.failing = stream.failing or _failing(before)
@@ -343,7 +344,7 @@ class FailureReader:
         match = _FRAME_WITHIN.search(text)
         if (stream.chain and not is_quoted) or not (match or _FRAME.match(text)):
             return False
-        stream.is_quoted = any(item.event.has_phrase("wraps") for item in stream.chain[-1:])
+        stream.is_quoted = _wraps(stream)
         self._end_chain(stream)
         stream.mode, stream.frames = "traceback", []
         if match and match.start():
@@ -942,6 +943,11 @@ def _failing(text: str) -> tuple[int, ...]:
     """The rank that failed by the words of an error; (): none."""
     match = rules.PHRASES["of-rank"].search(text[:MAX_TEXT])
     return (int(match[match.lastindex or 0]),) if match else ()
+
+
+def _wraps(stream: RankStream) -> bool:
+    """Whether the exception right before quotes the error of another process."""
+    return any(item.event.has_phrase("wraps") for item in stream.chain[-1:])
 
 
 #: Maximum characters of a line of JSON or logfmt, and the keys of its rank.
