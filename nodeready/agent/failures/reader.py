@@ -486,13 +486,13 @@ class FailureReader:
             _reword(last, message, rules.meaning(message))
         is_vague = _is_vague(message)
         # Other lines of its process may stand before the text.
-        what = next((at for at, line in enumerate(lines) if _WHAT.match(line)), 0)
-        if lines and (match := _WHAT.match(lines[what])):
+        number = next((at for at, line in enumerate(lines) if _WHAT.match(line)), 0)
+        if lines and (match := _WHAT.match(lines[number])):
             # Several ranks have named theirs before the first text follows.
             while stream.events and stream.events[-1].text == message:
                 stream.events.pop()
             text = f"{message}: {match['text']}"
-            lines = [*lines[:what], *lines[what + 1 :]]
+            lines = [*lines[:number], *lines[number + 1 :]]
             _reword(last, text, rules.meaning("\n".join([text, *lines])))
             is_vague = _is_vague(text)
         if lines and is_vague:

@@ -412,10 +412,10 @@ def _reported(failures: Sequence[RankFailure]) -> dict[int, set[int]]:
     raised = [
         f for f in failures if f.rank is not None and f.event.role == FAILED and f.event.frame
     ]
-    alone = ranks_in(ends) - ranks_in(raised)
-    if len(errors) == len(alone) == 1 and raised and not is_lost:
+    without = ranks_in(ends) - ranks_in(raised)
+    if len(errors) == len(without) == 1 and raised and not is_lost:
         is_other = errors[0].event.frame and _chain(errors[0]) not in map(_chain, raised)
-        of_next |= {errors[0].event.line: alone} if is_other else {}
+        of_next |= {errors[0].event.line: without} if is_other else {}
     exits, aborted, crashed = _by_end(ends, lambda f: bool(signal_of(f.event.code)))
     # A process that aborts says so after its error.
     errors, notices, crashes = _by_end(errors, lambda f: f.event.kind in ("segfault", "signal"))
