@@ -147,8 +147,8 @@ class RankFailure(NamedTuple):
 
     @property
     def went_on(self) -> bool:
-        # In a log that several ranks share, another one may have written on, but for a process that
-        # the lines name. A launcher's report of an end is the last word of its rank.
+        # In a log that several ranks share, another one may have written on, unless its lines name
+        # the process. A launcher's report of an end is the last word of its rank.
         is_end = self.event.source in ("mpirun", "the launcher")
         is_process = "pid " in self.event.host and self.event.lines_after > 0
         return self.event.went_on and (self.rank is not None or is_process) and not is_end
