@@ -38,11 +38,6 @@ def _phrase(line):
     return tuple(key for key in keys if failure_rules.PHRASES[key].search(line))
 
 
-def _kind_of_words(line):
-    kind = failure_rules.kind_of_words(line)
-    return kind if kind in failure_rules.KIND_WORDS else None
-
-
 def _login_failure(messages):
     return checks.cause_of(messages)[0]
 
@@ -131,7 +126,7 @@ ENGINES = {
     "environment_values": _environment_value,
     "launchers": _launcher,
     "failure_phrases": _phrase,
-    "error_kinds": _kind_of_words,
+    "error_kinds": failure_rules.key_of_words,
     "progress": progress.row_of,
     "roles": lambda line: hints.role_of(line) or None,
     "measures": _measure,

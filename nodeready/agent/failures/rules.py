@@ -134,8 +134,11 @@ VAGUE = re.compile(_FAILURES["vague"])
 PHRASES = {row.key: row.pattern for row in _ROWS}
 PHRASES.update((k, re.compile(r["pattern"])) for k, r in knowledge.rows("failure_phrases").items())
 LISTS = re.compile(_FAILURES["lists"])
-#: Kind -> the general words of an error that no row explains.
-KIND_WORDS = {k: re.compile(r["pattern"]) for k, r in knowledge.rows("error_kinds").items()}
+#: Key of a row -> its kind, and the general words of an error that no other table explains.
+KIND_WORDS = {
+    key: (row.get("kind", key), re.compile(row["pattern"]))
+    for key, row in knowledge.rows("error_kinds").items()
+}
 
 
 def is_of_launcher(paths: Sequence[str]) -> bool:
@@ -197,8 +200,14 @@ def explain(text: str) -> tuple[str, Meaning]:
 
 def kind_of_words(text: str) -> str:
     """The kind of an error by the general words at the beginning of its text."""
-    words = text[:_WORDS]
-    return next((kind for kind, row in KIND_WORDS.items() if row.search(words)), "exception")
+    key = key_of_words(text)
+    return KIND_WORDS[key][0] if key else "exception"
+
+
+def key_of_words(text: str) -> str:
+    """The key of the row of `KIND_WORDS` that has the words of a text; "": none."""
+    head = text[:_WORDS]
+    return next((key for key, (_, words) in KIND_WORDS.items() if words.search(head)), "")
 
 
 def _collective(text: str) -> tuple[str, str] | None:
