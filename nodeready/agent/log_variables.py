@@ -153,11 +153,13 @@ def read_facts(lines: Sequence[str], split: Callable[[str], LineOrigin]) -> LogF
             room -= 1
             for rank, pid in _RANK_PID.findall(line[:_MAX_LINE]):
                 pids.setdefault(pid, LogPid(int(pid), int(rank), None, ""))
-            if match := _PID.search(line[:_MAX_LINE]):
-                pid, origin = match[1] or match[2], split(line[:_MAX_LINE])
+            match = _PID.search(line[:_MAX_LINE])
+            if match and ((pid := match[1] or match[2]) not in pids or match[2]):
+                origin = split(line[:_MAX_LINE])
                 writer = LogPid(int(pid), origin.rank, origin.local_rank, origin.host)
+                known = pids.setdefault(pid, writer)
                 first = of_nccl.setdefault(pid, writer) if match[2] else writer
-                if pids.setdefault(pid, writer) == first != writer and first.host == writer.host:
+                if known == first != writer and first.host == writer.host:
                     # A process with several GPUs has none of their ranks.
                     pids[pid] = replace(writer, rank=None, local_rank=None)
             _add_launched(pids, killed, line[:_MAX_LINE], split)

@@ -486,8 +486,9 @@ class FailureReader:
             _reword(last, message, rules.meaning(message))
         is_vague = _is_vague(message)
         # Other lines of its process may stand before the text.
-        number = next((at for at, line in enumerate(lines) if _WHAT.match(line)), 0)
-        if lines and (match := _WHAT.match(lines[number])):
+        texts = ((at, match) for at, line in enumerate(lines) if (match := _WHAT.match(line)))
+        if first := next(texts, None):
+            number, match = first
             # Several ranks have named theirs before the first text follows.
             while stream.events and stream.events[-1].text == message:
                 stream.events.pop()
@@ -960,9 +961,7 @@ _PAIR = re.compile(r'(?:^|(?<=\s))([\w.]{1,40})=("(?:[^"\\]|\\.)*"|\S*)')
 
 
 def _structured(line: str) -> list[str]:
-    """The lines in the texts of a logger's JSON object or logfmt, with its rank; []: it has
-    none.
-    """
+    """The lines in the texts of a logger's JSON object or logfmt, with its rank; []: none."""
     if len(line) > _MAX_STRUCTURED or not rules.has_needle(line):
         return []
     if line[:1] != "{":
